@@ -17,7 +17,7 @@ OUT ?=
 
 export PYTHONPATH := tools
 
-.PHONY: help env demo bench check test test-slow lint format docs clean
+.PHONY: help env demo bench check test test-slow lint format docs site clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,7 +53,7 @@ test: env ## run the tests
 test-slow: env ## run the tests that take long
 	$(BIN)/python -m pytest -m slow
 
-lint: env ## check format, style, types and dependencies
+lint: env site ## check format, style, types, dependencies and the site's links
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
@@ -63,10 +63,15 @@ format: env ## format the code
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-docs: env ## write the generated pages
+docs: env ## write the generated pages, and build the site
 	$(BIN)/python tools/filters_page.py
 	$(BIN)/python tools/licences_page.py
+	$(BIN)/python tools/reference_pages.py
 	$(BIN)/python tools/semantics_page.py
+	$(MAKE) site
+
+site: env ## build the documentation site in .site; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .runtime bench_results .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) .runtime .site bench_results .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info

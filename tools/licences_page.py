@@ -51,11 +51,12 @@ _INTRODUCTION: Final = """\
 
 *This page is made from `requirements.lock` and from what is installed: `make docs`.*
 
-What the pipeline runs with, and what each distribution says of its licence. The image of `docker/Dockerfile`
-has these, and Debian's packages beside them. Distributions that contain libraries of others, such as pyspark,
-numpy and psycopg-binary, bring the texts of their licences along. The LGPL of psycopg asks that it can be
-replaced: it is a package of its own, used as it comes. No licence is GPL or AGPL. What only development needs
-(`requirements-dev.lock`) is not distributed, and not listed.
+What the pipeline runs with, and what each distribution says of its licence. The images of
+`docker/Dockerfile` have these, the one of Spark's executors a part of them, and Debian's packages beside
+them. Distributions that contain libraries of others, such as pyspark, numpy and psycopg-binary, bring the
+texts of their licences along. The LGPL of psycopg asks that it can be replaced: it is a package of its own,
+used as it comes. No licence is GPL or AGPL. What only development needs (`requirements-dev.lock`) is not
+distributed, and not listed.
 
 | distribution | version | licence |
 | --- | --- | --- |

@@ -12,23 +12,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self, TypeVar
+from typing import Final, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationError,
-    model_validator,
-)
+from pydantic import ValidationError
 
 from cdc_replay.config_file import ConfigFile, read_config_file
+from cdc_replay.config_schema import DEFAULT_KEEP, LONGEST_SLOT_NAME, File, Group, Publisher
+from cdc_replay.config_schema import Subscription as GivenSubscription
 from cdc_replay.errors import InvalidConfiguration
-from cdc_replay.model.duration import parse_duration
-from cdc_replay.model.size import parse_size
 from cdc_replay.model.subscription import (
     ConflictPolicy,
     FailurePolicy,
@@ -40,96 +31,9 @@ from cdc_replay.model.suggestion import did_you_mean
 from cdc_replay.postgres.environment_connection import connection_from_environment
 from cdc_replay.postgres.timeouts import SessionTimeouts
 
-DEFAULT_KEEP: Final = dt.timedelta(days=7)
-
 _OBJECT_STORE: Final = re.compile(r"[a-z0-9]+://")
-
-
-def _not_relative(name: str) -> str:
-    # Reports of a subscription are in a folder of its name.
-    if name in {".", ".."}:
-        raise ValueError(f'"{name}" is not a name: it stands for a folder')
-    return name
-
-
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,60}$"), AfterValidator(_not_relative)]
-LONGEST_SLOT_NAME: Final = 63
-SlotName = Annotated[
-    str, StringConstraints(pattern=r"^[a-z0-9_]+$", min_length=1, max_length=LONGEST_SLOT_NAME)
-]
-Size = Annotated[int, BeforeValidator(lambda size: parse_size(str(size))), Field(ge=1)]
-Duration = Annotated[dt.timedelta, BeforeValidator(lambda duration: parse_duration(str(duration)))]
-Limit = Annotated[Duration, Field(le=dt.timedelta(days=20))]
-"""The server counts milliseconds in 31 bits."""
-Wait = Annotated[Limit, Field(ge=dt.timedelta(seconds=1))]
 _T = TypeVar("_T")
 Resolver = Callable[[str], str]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _Endpoint(_Strict):
-    conn_id: str | None = None
-    dsn: str | None = None
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        if (self.conn_id is None) == (self.dsn is None):
-            raise ValueError("exactly one of conn_id and dsn must be given")
-        return self
-
-
-class _Publisher(_Endpoint):
-    slot: SlotName | None = None
-    change_log: str
-    streaming: bool = False
-    two_phase: bool = False
-    max_changes_per_pull: Annotated[int, Field(ge=1)] = 2_000_000
-    max_retained_wal: Size | None = None
-    event_trigger: bool = True
-    keep: Duration = DEFAULT_KEEP
-
-
-class _Subscription(_Endpoint):
-    publisher: Name
-    publications: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
-    copy_data: bool = True
-    origin: Literal["any", "none"] = "any"
-    on_conflict: Literal["error", "overwrite", "skip"] = "error"
-    snapshot_chunk: Size = 256 * 1024 * 1024
-    snapshot_readers: Annotated[int, Field(ge=1)] | None = None
-    snapshot_rate: Size | None = None
-    on_failure: Literal["subscription", "table"] = "subscription"
-    unchanged_toast: Literal["exact", "native"] = "exact"
-    lock_timeout: Annotated[float, Field(ge=0, le=86400)] = 10.0
-    run_as_owner: bool = False
-    group: Name | None = None
-
-
-class _Group(_Strict):
-    schedule: str | None = None
-    spark_conn_id: str = "spark_default"
-    spark_conf: dict[str, str | int | float | bool] = {}
-
-
-class _Timeouts(_Strict):
-    connect: Limit | None = None
-    tcp_user: Limit | None = None
-    lock: Limit | None = None
-    statement: Limit | None = None
-    answer: Wait | None = None
-    page: Wait | None = None
-    task: Duration | None = None
-    run: Duration | None = None
-
-
-class _File(_Strict):
-    publishers: Annotated[dict[Name, _Publisher], Field(min_length=1)]
-    subscriptions: dict[Name, _Subscription] = {}
-    groups: dict[Name, _Group] = {}
-    timeouts: _Timeouts = _Timeouts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +190,7 @@ def load_config(
     """
     file = read_config_file(path)
     try:
-        parsed = _File.model_validate(file.content)
+        parsed = File.model_validate(file.content)
     except ValidationError as error:
         raise _to_configuration_error(file, error) from None
     for keys, message in _contradictions(file.path, parsed):
@@ -308,18 +212,18 @@ def _to_configuration_error(file: ConfigFile, error: ValidationError) -> Invalid
     return InvalidConfiguration(f"{file.path}, {problems[0]}", detail="; ".join(problems[1:]) or None)
 
 
-def _to_config(file: Path, parsed: _File, connections: Resolver) -> Config:
+def _to_config(file: Path, parsed: File, connections: Resolver) -> Config:
     publishers = {name: _publisher(name, given, file) for name, given in parsed.publishers.items()}
     subscriptions = {name: _subscription(name, given) for name, given in parsed.subscriptions.items()}
     groups = {
-        name: _group(name, parsed.groups.get(name, _Group()), subscriptions)
+        name: _group(name, parsed.groups.get(name, Group()), subscriptions)
         for name in dict.fromkeys(subscription.group for subscription in subscriptions.values())
     }
     timeouts = Timeouts(**parsed.timeouts.model_dump(exclude_none=True))
     return Config(file, publishers, subscriptions, groups, connections, timeouts)
 
 
-def _contradictions(file: Path, parsed: _File) -> Iterator[tuple[tuple[str, ...], str]]:
+def _contradictions(file: Path, parsed: File) -> Iterator[tuple[tuple[str, ...], str]]:
     """Problems that no single key shows: key path and message."""
     yield from _slots_without_name(parsed)
     yield from _shared_change_logs(file, parsed)
@@ -338,13 +242,13 @@ def _contradictions(file: Path, parsed: _File) -> Iterator[tuple[tuple[str, ...]
             yield ("groups", name), "no subscription is in this group"
 
 
-def _slots_without_name(parsed: _File) -> Iterator[tuple[tuple[str, ...], str]]:
+def _slots_without_name(parsed: File) -> Iterator[tuple[tuple[str, ...], str]]:
     for name, given in parsed.publishers.items():
         if given.slot is None and len(_default_slot(name)) > LONGEST_SLOT_NAME:
             yield ("publishers", name), "the name is too long for that of its slot: give `slot`"
 
 
-def _shared_change_logs(file: Path, parsed: _File) -> Iterator[tuple[tuple[str, ...], str]]:
+def _shared_change_logs(file: Path, parsed: File) -> Iterator[tuple[tuple[str, ...], str]]:
     owners: dict[str, str] = {}
     for name, given in parsed.publishers.items():
         owner = owners.setdefault(_change_log(given, file).rstrip("/"), name)
@@ -353,7 +257,7 @@ def _shared_change_logs(file: Path, parsed: _File) -> Iterator[tuple[tuple[str, 
             yield ("publishers", name, "change_log"), message
 
 
-def _shared_slots(parsed: _File) -> Iterator[tuple[tuple[str, ...], str]]:
+def _shared_slots(parsed: File) -> Iterator[tuple[tuple[str, ...], str]]:
     # Changes read for one log would be missing in the other. `setup` and `capture` detect more such cases.
     owners: dict[tuple[str | None, str | None, str], str] = {}
     for name, given in parsed.publishers.items():
@@ -367,12 +271,12 @@ def _default_slot(publisher: str) -> str:
     return f"cdc_replay_{re.sub(r'[^a-z0-9_]', '_', publisher.lower())}"
 
 
-def _change_log(given: _Publisher, file: Path) -> str:
+def _change_log(given: Publisher, file: Path) -> str:
     log = given.change_log
     return log if _OBJECT_STORE.match(log) else str((file.parent / log).resolve())
 
 
-def _publisher(name: str, given: _Publisher, file: Path) -> PublisherConfig:
+def _publisher(name: str, given: Publisher, file: Path) -> PublisherConfig:
     return PublisherConfig(
         name=name,
         conn_id=given.conn_id,
@@ -388,7 +292,7 @@ def _publisher(name: str, given: _Publisher, file: Path) -> PublisherConfig:
     )
 
 
-def _subscription(name: str, given: _Subscription) -> SubscriptionConfig:
+def _subscription(name: str, given: GivenSubscription) -> SubscriptionConfig:
     subscription = Subscription(
         name=name,
         publisher=given.publisher,
@@ -412,7 +316,7 @@ def _subscription(name: str, given: _Subscription) -> SubscriptionConfig:
     )
 
 
-def _group(name: str, given: _Group, subscriptions: Mapping[str, SubscriptionConfig]) -> GroupConfig:
+def _group(name: str, given: Group, subscriptions: Mapping[str, SubscriptionConfig]) -> GroupConfig:
     members = [member for member in subscriptions.values() if member.group == name]
     return GroupConfig(
         name=name,

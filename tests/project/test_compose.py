@@ -115,12 +115,19 @@ def test_secrets_come_from_the_environment_and_have_no_default() -> None:
 
 
 def test_every_mounted_and_copied_path_exists(compose: dict[str, Any]) -> None:
+    dockerfile = DOCKERFILE.read_text(encoding="utf-8")
     for service in compose["services"].values():
         for volume in service["volumes"]:
             source = volume.split(":")[0]
             assert source in compose["volumes"] or (ROOT / source).exists(), source
-    build = services_of_the_project(compose)["spark-worker"]["build"]
-    assert ROOT / build["context"] / build["dockerfile"] == DOCKERFILE
+    for service in services_of_the_project(compose).values():
+        build = service["build"]
+        assert ROOT / build["context"] / build["dockerfile"] == DOCKERFILE
+        assert service["image"] == f"cdc-replay-{build['target']}"
+        assert (
+            f"${{BASE_IMAGE}} AS {build['target']}" in dockerfile
+            or f"FROM spark AS {build['target']}" in dockerfile
+        )
     for instruction, arguments in dockerfile_instructions():
         if instruction == "COPY":
             *sources, _ = (word for word in arguments.split() if not word.startswith("--"))
@@ -262,13 +269,64 @@ def test_servers_get_roles_that_may_only_log_in(subscriber_cluster: Cluster, sub
         )
 
 
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    """A home with a `java` and a `spark-submit` that print how they were called."""
+    for name in ("bin/java", "spark-submit"):
+        program = tmp_path / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text('#!/bin/sh\nfor argument in "$@"; do echo "$argument"; done\n', encoding="utf-8")
+        program.chmod(0o755)
+    return tmp_path
+
+
+def enter_spark_image(home: Path, *command: str, **environment: str) -> list[str]:
+    path = f"{home}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    process = subprocess.run(
+        ["/bin/sh", str(ROOT / "docker" / "spark-entrypoint.sh"), *command],
+        env={"PATH": path, "JAVA_HOME": str(home), **environment},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return process.stdout.splitlines()
+
+
+def test_spark_image_starts_an_executor_with_what_spark_passes(stand_in: Path) -> None:
+    """The environment is that of Spark's own steps for a pod; each option is one that the class reads."""
+    import pyspark
+
+    jars = Path(pyspark.__file__).parent / "jars"
+    called = enter_spark_image(
+        stand_in, "executor", SPARK_DRIVER_URL="spark://driver@10.0.0.1:7078", SPARK_EXECUTOR_CORES="2",
+        SPARK_EXECUTOR_MEMORY="1g", SPARK_APPLICATION_ID="app", SPARK_EXECUTOR_ID="7",
+        SPARK_RESOURCE_PROFILE_ID="0", SPARK_EXECUTOR_POD_IP="10.0.0.2", SPARK_EXECUTOR_POD_NAME="pod",
+        SPARK_JAVA_OPT_0="-Da=b c", SPARK_JAVA_OPT_1="-Dd",
+    )  # fmt: skip
+    assert called[:5] == ["-Da=b c", "-Dd", "-Xms1g", "-Xmx1g", "-cp"]
+    assert called[5] == f"{jars}/*"
+    name, options = called[6], dict(zip(called[7::2], called[8::2], strict=True))
+    (jar,) = jars.glob("spark-kubernetes_*.jar")
+    with zipfile.ZipFile(jar) as content:
+        assert f"{name.replace('.', '/')}.class" in content.namelist()
+        known = content.read(f"{name.replace('.', '/')}$.class")
+    assert all(option.encode() in known for option in options)
+    assert (options["--executor-id"], options["--hostname"], options["--podName"]) == ("7", "10.0.0.2", "pod")
+
+
+def test_spark_image_starts_a_driver_in_its_pod(stand_in: Path) -> None:
+    called = enter_spark_image(stand_in, "driver", "job.py", "a b", SPARK_DRIVER_BIND_ADDRESS="10.0.0.1")
+    assert called[:2] == ["--deploy-mode", "client"]
+    assert called[-2:] == ["job.py", "a b"]
+
+
+def test_spark_image_runs_any_other_command(stand_in: Path) -> None:
+    assert enter_spark_image(stand_in, "echo", "a b") == ["a b"]
+
+
 def test_the_api_server_gets_its_password_from_the_environment(tmp_path: Path) -> None:
     """The script runs as in the image, with a command in Airflow's place that shows what it would see."""
-    stand_in = tmp_path / "airflow"
-    stand_in.write_text(
-        '#!/bin/sh\nprintf "%s|%s" "$*" "${AIRFLOW_ADMIN_PASSWORD-unset}"\n', encoding="utf-8"
-    )
-    stand_in.chmod(0o755)
+    airflow = tmp_path / "airflow"
+    airflow.write_text('#!/bin/sh\nprintf "%s|%s" "$*" "${AIRFLOW_ADMIN_PASSWORD-unset}"\n', encoding="utf-8")
+    airflow.chmod(0o755)
     passwords = tmp_path / "passwords.json"
     process = subprocess.run(
         ["/bin/sh", str(ROOT / "docker" / "api-server.sh")],

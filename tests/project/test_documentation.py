@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import json
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pytest
-import typer
-import yaml
 
+import reference_pages
 import semantics_page
 from cdc_replay import config as configuration
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.segment import LOG_SCHEMA
-from cdc_replay.cli import app
 from cdc_replay.failpoints import FAILPOINTS
-from cdc_replay.model.duration import parse_duration
 from cdc_replay.model.frames import CHANGES, LOG, NET, ROUTED, Frame
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName, Relation, RelationColumn, RelationId, ReplicaIdentity
 from cdc_replay.model.results import ReplayResult
-from cdc_replay.model.subscription import Subscription
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 README: Final = ROOT / "README.md"
 DOCS: Final = ROOT / "docs"
-CONFIGURATION: Final = DOCS / "configuration.md"
-COMMANDS: Final = DOCS / "commands.md"
 PAGES: Final = sorted(
     [
         *ROOT.glob("*.md"),
@@ -66,17 +58,6 @@ def code_blocks(path: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text(path), re.MULTILINE | re.DOTALL)
 
 
-def table_rows(path: Path, heading: str) -> Iterator[list[str]]:
-    """The body rows of the tables below a heading."""
-    section = text(path).partition(f"\n{heading}\n")[2]
-    assert section, heading
-    section = re.split(r"\n## ", section)[0]
-    for line in section.splitlines():
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if cells and not set(cells[0]) <= {"-", " "}:
-            yield cells
-
-
 def make_targets() -> set[str]:
     process = subprocess.run(
         ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -99,86 +80,23 @@ def test_readme_is_short() -> None:
     assert len(text(README).splitlines()) <= 130
 
 
-def commands() -> dict[str, set[str]]:
-    """The command line's verbs with their options."""
-    group: Any = typer.main.get_command(app)
-    return {
-        name: {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
-        for name, command in group.commands.items()
-    }
+def test_reference_pages_are_up_to_date() -> None:
+    assert text(reference_pages.COMMANDS) == reference_pages.render_commands(), "run `make docs`"
+    assert text(reference_pages.CONFIGURATION) == reference_pages.render_configuration(), "run `make docs`"
 
 
-def test_commands_are_those_of_the_command_line_with_their_options() -> None:
-    common = {"--config", "--log-level", "--json", "--help"}
-    documented: dict[str, set[str]] = {}
-    for first, *_ in table_rows(COMMANDS, "## Reference"):
-        if (match := re.match(r"`([a-z-]+)", first)) is not None:
-            documented[match[1]] = set(re.findall(r"--[a-z-]+", first))
-    assert documented == {name: options - common for name, options in commands().items()}
+def test_every_key_has_a_meaning() -> None:
+    assert [key for key, _, meaning in reference_pages.configuration_keys() if not meaning] == []
 
 
 def test_commands_in_the_text_exist() -> None:
-    known = commands()
+    known = reference_pages.commands()
     for page in PAGES:
         for verb in re.findall(r"^(?: {4})?cdc-replay ([a-z-]+)", text(page), re.MULTILINE):
             assert verb in known, f"{page.name}: {verb}"
         for token in IN_CODE.findall(text(page)):
             if (match := re.match(r"cdc-replay ([a-z-]+)", token)) is not None:
                 assert match[1] in known, f"{page.name}: {token}"
-
-
-def configuration_keys() -> set[str]:
-    kinds = {
-        "publishers": (configuration.PublisherConfig,),
-        "subscriptions": (configuration.SubscriptionConfig, Subscription),
-        "groups": (configuration.GroupConfig,),
-        "timeouts": (configuration.Timeouts,),
-    }
-    derived = {"publishers.name", "subscriptions.name", "subscriptions.subscription"}
-    derived |= {"groups.name", "groups.publisher", "groups.subscriptions"}
-    keys = {
-        f"{section}.{field.name.removesuffix('_text')}"
-        for section, classes in kinds.items()
-        for kind in classes
-        for field in dataclasses.fields(kind)
-    }
-    return keys - derived
-
-
-def documented_defaults() -> dict[str, str]:
-    rows = table_rows(CONFIGURATION, "## Keys")
-    defaults = {first.strip("`").replace(".NAME.", "."): default.strip("`") for first, default, *_ in rows}
-    return {key: default for key, default in defaults.items() if "." in key}
-
-
-def test_configuration_reference_is_complete_and_has_the_defaults(tmp_path: Path) -> None:
-    documented = documented_defaults()
-    assert set(documented) == configuration_keys()
-    file = tmp_path / "cdc_replay.yaml"
-    file.write_text(
-        "publishers: {NAME: {dsn: x, change_log: log}}\n"
-        "subscriptions: {OTHER: {dsn: x, publisher: NAME, publications: [p]}}\n",
-        encoding="utf-8",
-    )
-    loaded = configuration.load_config(file)
-    (publisher,), (subscription,) = loaded.publishers.values(), loaded.subscriptions.values()
-    (group,) = loaded.groups.values()
-    values: dict[str, list[Any]] = {
-        "publishers": [publisher],
-        "subscriptions": [subscription.subscription, subscription],
-        "groups": [group],
-        "timeouts": [loaded.timeouts],
-    }
-    for key, default in documented.items():
-        section, _, name = key.partition(".")
-        if default in {"", "required", "the publisher", "on new changes"}:
-            continue
-        (value,) = [getattr(holder, name) for holder in values[section] if hasattr(holder, name)]
-        plain = getattr(value, "value", value)
-        expected = "cdc_replay_name" if name == "slot" else yaml.safe_load(default)
-        expected = parse_duration(default) if isinstance(plain, dt.timedelta) else expected
-        assert plain == expected, key
-    assert (group.name, group.schedule) == ("NAME", None)
 
 
 def test_example_configuration_is_valid_and_shows_every_key() -> None:
@@ -190,7 +108,8 @@ def test_example_configuration_is_valid_and_shows_every_key() -> None:
             section = match[1]
         elif match := re.match(r" {2}(\w+):" if section == "timeouts" else r" {4}(?:# )?(\w+):", line):
             shown.add(f"{section}.{match[1]}")
-    assert configuration_keys() - {"subscriptions.dsn"} <= shown
+    keys = {key.replace(".NAME.", ".") for key, _, _ in reference_pages.configuration_keys()}
+    assert keys - {"subscriptions.dsn"} <= shown
 
 
 @pytest.mark.parametrize("page", [README, DOCS / "tutorial.md"], ids=lambda page: page.name)
@@ -204,7 +123,7 @@ def test_configurations_in_the_text_are_valid(page: Path, tmp_path: Path) -> Non
 
 
 def test_json_of_the_commands_page_has_the_form_of_a_result() -> None:
-    (block,) = code_blocks(COMMANDS, "json")
+    (block,) = code_blocks(reference_pages.COMMANDS, "json")
     assert list(json.loads(block)) == [field.name for field in dataclasses.fields(ReplayResult)]
 
 
@@ -277,7 +196,7 @@ def test_no_file_names_a_package_registry_or_somebodys_folder() -> None:
         pytest.skip("not a git checkout")
     for name in listed.stdout.split("\0"):
         path = ROOT / name
-        if path == Path(__file__) or not path.is_file() or path.suffix == ".png":
+        if path == Path(__file__) or not path.is_file() or path.suffix in {".png", ".parquet"}:
             continue
         assert FOREIGN.findall(text(path)) == [], name
 

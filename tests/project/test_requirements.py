@@ -1,10 +1,12 @@
-"""Dependencies: three locks by hash, of which run time has one, and licences that somebody has looked at.
+"""Dependencies: four locks by hash, of which run time has two, and licences that somebody has looked at.
 
 | file                      | holds                                                                     |
 |---------------------------|---------------------------------------------------------------------------|
 | `pyproject.toml`          | what the package and its `airflow` extra need, as ranges                   |
-| `requirements.in`         | the same with versions, and two that must agree with others                |
-| `requirements.lock`       | that with all it needs: what the image has                                 |
+| `requirements-spark.in`   | what the package needs, with versions                                      |
+| `requirements.in`         | that with the `airflow` extra, and one that must agree with another         |
+| `requirements-spark.lock` | what the image of Spark's executors has                                    |
+| `requirements.lock`       | what the image of Airflow has                                              |
 | `requirements-dev.lock`   | what development needs besides                                             |
 | `requirements-build.lock` | what builds packages from sources                                          |
 """
@@ -26,6 +28,7 @@ import licences_page
 from fixtures.airflow import ROOT
 
 RUN: Final = "requirements"
+SPARK: Final = "requirements-spark"
 DEVELOPMENT: Final = "requirements-dev"
 BUILD: Final = "requirements-build"
 
@@ -38,15 +41,17 @@ def lock(name: str) -> Path:
 
 
 def requirements_in(name: str) -> list[Requirement]:
-    lines = (ROOT / f"{name}.in").read_text(encoding="utf-8").splitlines()
-    return [Requirement(line) for line in lines if re.match(r"[A-Za-z]", line)]
+    text = (ROOT / f"{name}.in").read_text(encoding="utf-8")
+    included = re.findall(r"^-r (\S+)\.in$", text, re.MULTILINE)
+    own = [Requirement(line) for line in text.splitlines() if re.match(r"[A-Za-z]", line)]
+    return own + [requirement for other in included for requirement in requirements_in(other)]
 
 
-def package_requirements() -> list[Requirement]:
+def package_requirements(*, airflow: bool = True) -> list[Requirement]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
-    extras = [text for several in project["optional-dependencies"].values() for text in several]
-    return [Requirement(text) for text in (*project["dependencies"], *extras)]
+    extra = project["optional-dependencies"]["airflow"] if airflow else []
+    return [Requirement(text) for text in (*project["dependencies"], *extra)]
 
 
 def locked_versions(name: str) -> dict[str, str]:
@@ -78,13 +83,14 @@ def needed(requirements: list[Requirement]) -> set[str]:
     return {str(name) for name, _ in resolved}
 
 
-def test_requirements_are_those_of_the_package() -> None:
-    assert {requirement.name for requirement in package_requirements()} == {
-        requirement.name for requirement in requirements_in(RUN)
+@pytest.mark.parametrize(("name", "airflow"), [(RUN, True), (SPARK, False)])
+def test_requirements_are_those_of_the_package(name: str, airflow: bool) -> None:
+    assert {requirement.name for requirement in package_requirements(airflow=airflow)} == {
+        requirement.name for requirement in requirements_in(name)
     } - OF_OTHERS
 
 
-@pytest.mark.parametrize("name", [RUN, DEVELOPMENT, BUILD])
+@pytest.mark.parametrize("name", [RUN, SPARK, DEVELOPMENT, BUILD])
 def test_locks_hold_what_is_wanted_by_version_and_hash(name: str) -> None:
     text = lock(name).read_text(encoding="utf-8")
     blocks = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]
@@ -108,7 +114,7 @@ def test_versions_are_those_that_the_package_allows() -> None:
     assert builder.specifier.contains(locked_versions(BUILD)[builder.name])
 
 
-@pytest.mark.parametrize("name", [RUN, DEVELOPMENT])
+@pytest.mark.parametrize("name", [RUN, SPARK, DEVELOPMENT])
 def test_locks_hold_what_is_needed_and_nothing_else(name: str) -> None:
     assert {canonicalize_name(requirement) for requirement in locked_versions(name)} == needed(
         requirements_in(name)
@@ -120,10 +126,15 @@ def test_what_is_installed_is_what_is_locked() -> None:
     assert {name: metadata.version(name) for name in locked} == locked
 
 
-def test_development_has_the_versions_of_run_time() -> None:
-    run, development = licences_page.versions(lock(RUN)), licences_page.versions(lock(DEVELOPMENT))
-    shared = run.keys() & development.keys()
-    assert {name: run[name] for name in shared} == {name: development[name] for name in shared}
+@pytest.mark.parametrize("name", [SPARK, DEVELOPMENT])
+def test_other_locks_have_the_versions_of_run_time(name: str) -> None:
+    run, other = licences_page.versions(lock(RUN)), licences_page.versions(lock(name))
+    shared = run.keys() & other.keys()
+    assert {name: run[name] for name in shared} == {name: other[name] for name in shared}
+
+
+def test_executors_have_no_more_than_airflow() -> None:
+    assert locked_versions(SPARK).keys() < locked_versions(RUN).keys()
 
 
 def test_run_time_has_no_servers_tests_or_linters() -> None:
@@ -146,29 +157,37 @@ def pip_installs(path: Path) -> Iterator[str]:
                 yield command.strip()
 
 
-@pytest.mark.parametrize("name", ["Makefile", "docker/Dockerfile", "docs/security.md"])
-def test_nothing_is_installed_or_built_without_hashes(name: str) -> None:
-    """In this order: what builds, the locks, the package itself."""
-    builder, *locks, package = pip_installs(ROOT / name)
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("Makefile", [["requirements.lock", "requirements-dev.lock"]]),
+        ("docker/Dockerfile", [["requirements-spark.lock"], ["requirements.lock"]]),
+        ("docs/security.md", [["requirements.lock"]]),
+    ],
+)
+def test_nothing_is_installed_or_built_without_hashes(name: str, files: list[list[str]]) -> None:
+    """What builds first, then the locks, and the package itself."""
+    builder, *others = pip_installs(ROOT / name)
     assert builder.endswith("--no-deps --require-hashes -r requirements-build.lock")
-    assert package.endswith(" .")
-    assert len(locks) == 1
-    assert all("--no-deps" in command for command in (builder, *locks, package))
-    assert all("--no-build-isolation" in command for command in (*locks, package))
-    assert "--require-hashes" in locks[0]
-    files = re.findall(r"-r (\S+)", locks[0])
-    assert files == ["requirements.lock", *(["requirements-dev.lock"] if name == "Makefile" else [])]
+    (package,) = [command for command in others if command.endswith(" .")]
+    locks = [command for command in others if command != package]
+    assert all("--no-deps" in command and "--no-build-isolation" in command for command in others)
+    assert all("--require-hashes" in command for command in locks)
+    assert [re.findall(r"-r (\S+)", command) for command in locks] == files
 
 
 def test_images_are_given_by_digest() -> None:
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
-    assert re.findall(r"^FROM (.*)$", dockerfile, re.MULTILINE) == ["${BASE_IMAGE}"]
+    assert re.findall(r"^FROM (.*)$", dockerfile, re.MULTILINE) == [
+        "${BASE_IMAGE} AS spark",
+        "spark AS airflow",
+    ]
     (default,) = re.findall(r"^ARG BASE_IMAGE=(.*)$", dockerfile, re.MULTILINE)
     assert re.fullmatch(r"python:\S+@sha256:[0-9a-f]{64}", default)
     compose = (ROOT / "docker-compose.yaml").read_text(encoding="utf-8")
     assert f"BASE_IMAGE: ${{BASE_IMAGE:-{default}}}" in compose
     images = re.findall(r"^ +image: (.*)$", compose, re.MULTILINE)
-    (image,) = [image for image in images if image != "cdc-replay"]
+    (image,) = [image for image in images if not image.startswith("cdc-replay-")]
     assert re.fullmatch(r"\$\{POSTGRES_IMAGE:-postgres:\S+@sha256:[0-9a-f]{64}\}", image)
     for name in ("BASE_IMAGE", "POSTGRES_IMAGE"):
         assert f"`{name}`" in (ROOT / "docs" / "security.md").read_text(encoding="utf-8")

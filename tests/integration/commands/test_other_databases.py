@@ -149,7 +149,7 @@ def test_a_new_log_of_another_database_does_not_replace_rows(synced: Twin, other
 
 
 def test_new_log_of_the_same_database_is_accepted(synced: Twin) -> None:
-    """docs/operating.md, "A lost slot"."""
+    """docs/how-to/lost-slot.md."""
     teardown(synced.config, "pub")
     synced.change_log.rename(synced.folder / "old")
     synced.publish("insert into t values (2, 2)")

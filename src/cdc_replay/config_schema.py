@@ -1,0 +1,168 @@
+"""The keys of a configuration file: types, defaults, and what each one means.
+
+The attribute docstrings are the reference: `docs/configuration.md` is generated from them, and their links
+are relative to it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
+
+from cdc_replay.model.duration import parse_duration
+from cdc_replay.model.size import parse_size
+
+DEFAULT_KEEP: Final = dt.timedelta(days=7)
+LONGEST_SLOT_NAME: Final = 63
+
+
+def _not_relative(name: str) -> str:
+    # Reports of a subscription are in a folder of its name.
+    if name in {".", ".."}:
+        raise ValueError(f'"{name}" is not a name: it stands for a folder')
+    return name
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,60}$"), AfterValidator(_not_relative)]
+SlotName = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9_]+$", min_length=1, max_length=LONGEST_SLOT_NAME)
+]
+Size = Annotated[int, BeforeValidator(lambda size: parse_size(str(size))), Field(ge=1)]
+Duration = Annotated[dt.timedelta, BeforeValidator(lambda duration: parse_duration(str(duration)))]
+Limit = Annotated[Duration, Field(le=dt.timedelta(days=20))]
+"""The server counts milliseconds in 31 bits."""
+Wait = Annotated[Limit, Field(ge=dt.timedelta(seconds=1))]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class _Endpoint(_Strict):
+    conn_id: str | None = None
+    """an Airflow [connection](#connections); exactly one of `conn_id` and `dsn`"""
+    dsn: str | None = None
+    """a libpq DSN or URI, with a percent-encoded password"""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.conn_id is None) == (self.dsn is None):
+            raise ValueError("exactly one of conn_id and dsn must be given")
+        return self
+
+
+class Publisher(_Endpoint):
+    """A publisher, its slot and its change log."""
+
+    slot: SlotName | None = None
+    """the replication slot: lower-case letters, digits and `_`; default: `cdc_replay_NAME`, where other
+    characters of NAME become `_`"""
+    change_log: str
+    """a folder, or an [object store](how-to/object-store.md) (`s3://`, `gs://`, `az://`); each publisher
+    needs its own"""
+    streaming: bool = False
+    """let pgoutput stream large transactions before they commit"""
+    two_phase: bool = False
+    """create the slot with two-phase decoding; an existing slot cannot be changed"""
+    max_changes_per_pull: Annotated[int, Field(ge=1)] = 2_000_000
+    """upper bound of one pull in messages; a transaction is never split; 512 MiB of WAL end a pull as well,
+    see [retention](how-to/limit-wal.md)"""
+    max_retained_wal: Size | None = None
+    """a size such as `50GB`; default: no limit. A slot that retains more WAL after a capture is dropped, see
+    [retention](how-to/limit-wal.md)"""
+    event_trigger: bool = True
+    """`setup` installs event triggers on the publisher if its role may; a changed definition then takes
+    effect at its own WAL position, see [changed definitions](created-objects.md#changed-definitions)"""
+    keep: Duration = DEFAULT_KEEP
+    """history that `prune` keeps beyond what subscriptions need: a whole number of `d`, `h`, `min` or `s`, or
+    `0`"""
+
+
+class Subscription(_Endpoint):
+    """A subscription, its target and its group."""
+
+    publisher: Name
+    """a name from `publishers`"""
+    publications: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+    """publications of that publisher; their row filters are OR-ed by PostgreSQL's rules"""
+    copy_data: bool = True
+    """copy existing rows; `false`: replay changes from now on only"""
+    origin: Literal["any", "none"] = "any"
+    """`none`: only changes that were made on the publisher itself"""
+    on_conflict: Literal["error", "overwrite", "skip"] = "error"
+    """`error`, `overwrite` or `skip`, see [conflicts](how-to/conflicts.md)"""
+    on_failure: Literal["subscription", "table"] = "subscription"
+    """what is parked when the subscriber rejects a change permanently: `subscription` or `table`, see
+    [parking](how-to/parked.md)"""
+    unchanged_toast: Literal["exact", "native"] = "exact"
+    """what to do about an unchanged TOAST value that can no longer be found (R4.6): `exact` stores nothing
+    and [parks](how-to/parked.md#unsent-values); `native` stores NULL"""
+    lock_timeout: Annotated[float, Field(ge=0, le=86400)] = 10.0
+    """seconds that a window waits for each lock on the subscriber; 0: no limit"""
+    run_as_owner: bool = False
+    """`false`: code of the subscriber's tables (defaults, checks, triggers) runs with the rights of the
+    table's owner; `true`: with those of the connecting role, see [security](security.md#code-of-owners)"""
+    snapshot_chunk: Size = 256 * 1024 * 1024
+    """size of the chunks in which a snapshot reads a table, such as `256MB`; a killed reader loses one
+    chunk"""
+    snapshot_readers: Annotated[int, Field(ge=1)] | None = None
+    """maximum number of concurrent readers of a snapshot, each with a connection to both sides; default: the
+    number of Spark's cores"""
+    snapshot_rate: Size | None = None
+    """limit for all readers of a snapshot together in bytes per second, such as `50MB`; default: no limit"""
+    group: Name | None = None
+    """subscriptions of a group are replayed by one Spark application; a group has one publisher; default: the
+    publisher's name"""
+
+
+class Group(_Strict):
+    """The subscriptions of one publisher that one Spark application replays together."""
+
+    schedule: str | None = None
+    """Airflow schedule of the group's replay DAG; default: on new changes"""
+    spark_conn_id: str = "spark_default"
+    """Airflow's Spark connection"""
+    spark_conf: dict[str, str | int | float | bool] = {}
+    """Spark settings; a value of `spark.driver.extraJavaOptions` replaces `-XX:TieredStopAtLevel=1
+    -XX:+UseSerialGC`"""
+
+
+class Timeouts(_Strict):
+    """Overrides of the defaults that `cdc_replay.config.Timeouts` has."""
+
+    connect: Limit | None = None
+    """how long to wait for a host"""
+    tcp_user: Limit | None = None
+    """`tcp_user_timeout`: how long sent data may stay unacknowledged. It also ends a COPY whose server stops
+    reading while it waits for a lock. `0`: the system's default, about 15 minutes on Linux"""
+    lock: Limit | None = None
+    """`lock_timeout` of sessions that move data, where `subscriptions.NAME.lock_timeout` does not apply"""
+    statement: Limit | None = None
+    """`statement_timeout` of the same sessions; a COPY or an index build of a large table takes long"""
+    answer: Wait | None = None
+    """how long `status` and the watch DAG wait for each server's answer, statements and locks included"""
+    page: Wait | None = None
+    """the same for the status page in Airflow, which then shows the last known answer"""
+    task: Duration | None = None
+    """limit for one try of an Airflow task; the try is stopped and repeated"""
+    run: Duration | None = None
+    """limit for a DAG run, all tries included"""
+
+
+class File(_Strict):
+    """A configuration file."""
+
+    publishers: Annotated[dict[Name, Publisher], Field(min_length=1)]
+    subscriptions: dict[Name, Subscription] = {}
+    groups: dict[Name, Group] = {}
+    timeouts: Timeouts = Timeouts()

@@ -1,0 +1,138 @@
+"""The wheel, in an environment with the locked distributions of `requirements-spark.lock` and nothing else.
+
+The distributions are linked from this environment, which has installed them by hash: no index is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import licences_page
+from fixtures.airflow import ROOT
+
+PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sources = tmp_path_factory.mktemp("sources")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, sources)
+    shutil.copytree(ROOT / "src", sources / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    wheels = tmp_path_factory.mktemp("wheels")
+    process = subprocess.run(
+        [*PIP, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, sources],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stdout + process.stderr
+    (file,) = wheels.iterdir()
+    return file
+
+
+def without_python() -> dict[str, str]:
+    """The environment variables but for those that lead a Python elsewhere."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL"))}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment without pip."""
+
+    folder: Path
+
+    @property
+    def site_packages(self) -> Path:
+        (folder,) = self.folder.glob("lib/python*/site-packages")
+        return folder
+
+    def run(self, program: str, *arguments: str) -> str:
+        process = subprocess.run(
+            [self.folder / "bin" / program, *arguments],
+            env=without_python(),
+            cwd=self.folder, capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+        assert process.returncode == 0, process.stderr
+        return process.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    environment = Environment(tmp_path_factory.mktemp("environment"))
+    venv.create(environment.folder)
+    for requirement in licences_page.read_lock(ROOT / "requirements-spark.lock"):
+        if requirement.marker is None or requirement.marker.evaluate():
+            link(requirement.name, environment.site_packages)
+    subprocess.run(
+        [*PIP, "--python", environment.folder, "install", "--quiet", "--no-deps", "--no-index", wheel],
+        check=True,
+    )
+    return environment
+
+
+def link(name: str, site_packages: Path) -> None:
+    """Link the files and folders that a distribution has in this environment."""
+    distribution = metadata.distribution(name)
+    parts = {file.parts[0] for file in distribution.files or () if file.parts[0] not in {"..", "__pycache__"}}
+    for part in parts:
+        target = site_packages / part
+        if not target.exists():
+            target.symlink_to(str(distribution.locate_file(part)))
+
+
+def test_contents(wheel: Path) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert wheel.name == f"cdc_replay-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as content:
+        names = set(content.namelist())
+    data = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*") if path.is_file()}
+    data = {name for name in data if "__pycache__" not in name and ".egg-info" not in name}
+    assert {name for name in names if ".dist-info/" not in name} == data
+    assert "cdc_replay/py.typed" in names
+
+
+def test_changelog_has_the_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## \[(.+?)\](?: - (\d{4}-\d\d-\d\d))?$", changelog, re.MULTILINE)
+    assert headings[0] == ("Unreleased", "")
+    assert version in [name for name, _ in headings]
+    assert all(date for name, date in headings[1:]), "a release has a date"
+    kinds = set(re.findall(r"^### (.*)$", changelog, re.MULTILINE))
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_everything_needed_is_there_and_nothing_else(installed: Environment) -> None:
+    check = (*PIP, "--python", str(installed.folder), "check")
+    process = subprocess.run(check, env=without_python(), capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout
+    present = installed.run(
+        "python",
+        "-c",
+        "import importlib.util as u; print([m for m in ('airflow', 'pytest') if u.find_spec(m)])",
+    )
+    assert present == "[]\n"
+
+
+def test_every_module_but_airflows_can_be_imported(installed: Environment) -> None:
+    """Without a message: warnings are errors."""
+    program = """
+import importlib, pkgutil, cdc_replay
+for module in pkgutil.walk_packages(cdc_replay.__path__, "cdc_replay."):
+    if not module.name.startswith("cdc_replay.airflow") and "__main__" not in module.name:
+        importlib.import_module(module.name)
+        print(module.name)
+"""
+    assert "cdc_replay.commands.sync" in installed.run("python", "-W", "error", "-c", program).splitlines()
