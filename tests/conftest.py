@@ -29,5 +29,5 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.mkdtemp(prefix="cdc_tests_")
     Path(folder).chmod(0o711)  # tests run as root act as another user, who has to come through
     config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
-    os.environ["TMPDIR"] = os.environ["SPARK_LOCAL_DIRS"] = folder
+    os.environ["TMPDIR"] = os.environ["SPARK_LOCAL_DIRS"] = os.environ["XDG_STATE_HOME"] = folder
     os.environ["JDK_JAVA_OPTIONS"] = f"-Djava.io.tmpdir={folder}"

@@ -15,10 +15,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import logging
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -26,12 +27,14 @@ import psycopg
 import typer
 
 from cdc_replay.config import Config, load_config
+from cdc_replay.config_file import config_path
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration, InvalidLsn
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import Json, PruneResult, SyncResult
+from cdc_replay.model.timestamp import check_zone
 from cdc_replay.private_files import set_private_umask
-from cdc_replay.terminal import (
+from cdc_replay.terminal.output import (
     CommandOutcome,
     ask,
     confirm_or_abort,
@@ -49,21 +52,44 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="cdc-replay",
-    help="Replay PostgreSQL logical replication into any number of subscribers.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
+
+SET_UP: Final = "Set up"
+REPLICATE: Final = "Replicate"
+LOOK: Final = "Look and prove"
+REPAIR: Final = "Repair"
+REMOVE: Final = "Remove"
+SCRIPT: Final = "Scripts"
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configuration file.")]
 LogLevelOption = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 ToLsnOption = Annotated[str | None, typer.Option("--to-lsn", help="WAL position, such as 0/16B3748.")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask; without a terminal nothing is asked.")]
-PublisherArgument = Annotated[str, typer.Argument(metavar="PUBLISHER")]
-SubscriptionArgument = Annotated[str, typer.Argument(metavar="SUBSCRIPTION")]
-SubscriptionsArgument = Annotated[list[str], typer.Argument(metavar="SUBSCRIPTION...")]
+
+
+def _names(kind: str) -> Callable[[], list[str]]:
+    """For completion: the configured publishers or subscriptions; none without a valid configuration."""
+
+    def complete() -> list[str]:
+        try:
+            return list(getattr(load_config(), kind))
+        except CdcReplayError:
+            return []
+
+    return complete
+
+
+PublisherArgument = Annotated[str, typer.Argument(metavar="PUBLISHER", autocompletion=_names("publishers"))]
+SubscriptionArgument = Annotated[
+    str, typer.Argument(metavar="SUBSCRIPTION", autocompletion=_names("subscriptions"))
+]
+SubscriptionsArgument = Annotated[
+    list[str], typer.Argument(metavar="SUBSCRIPTION...", autocompletion=_names("subscriptions"))
+]
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -96,7 +122,65 @@ def _table_name(text: str) -> QualifiedName:
     return QualifiedName(schema, name)
 
 
-@app.command("setup")
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"cdc-replay {importlib.metadata.version('cdc-replay')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Replay PostgreSQL logical replication into any number of subscribers."""
+
+
+@app.command("init", rich_help_panel=SET_UP)
+def _init(
+    publisher_dsn: Annotated[
+        str | None, typer.Option("--publisher-dsn", help="Without password, or with ${NAME} in its place.")
+    ] = None,
+    subscriber_dsn: Annotated[str | None, typer.Option("--subscriber-dsn", help="Likewise.")] = None,
+    publisher_name: Annotated[str | None, typer.Option("--publisher-name", help="Default: database.")] = None,
+    subscription_name: Annotated[
+        str | None, typer.Option("--subscription-name", help="Default: database.")
+    ] = None,
+    publication: Annotated[
+        list[str] | None, typer.Option("--publication", help="To subscribe to; default: all.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "warning",
+    as_json: JsonOption = False,
+) -> CommandOutcome:
+    """Write a first configuration file, after asking both databases what there is."""
+    from cdc_replay.terminal.init_dialog import InitOptions, initialize, initialized
+
+    _set_log_level(log_level)
+    file, names = config_path(config), (publisher_name, subscription_name)
+    options = InitOptions(
+        file, publisher_dsn, subscriber_dsn, *names, tuple(publication or ()), overwrite=overwrite
+    )
+    result = initialize(options)
+    return dataclasses.replace(outcome_of(result, as_json=as_json), view=initialized(result))
+
+
+@app.command("doctor", rich_help_panel=SET_UP)
+def _doctor(
+    config: ConfigOption = None, log_level: LogLevelOption = "warning", as_json: JsonOption = False
+) -> CommandOutcome:
+    """Check this machine, the configuration and both sides; say what to do."""
+    from cdc_replay.commands.doctor import doctor
+    from cdc_replay.terminal.doctor_view import diagnosis
+
+    _set_log_level(log_level)
+    result = doctor(config)
+    return dataclasses.replace(outcome_of(result, as_json=as_json), view=diagnosis(result))
+
+
+@app.command("setup", rich_help_panel=SET_UP)
 def _setup(
     publisher: PublisherArgument,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the SQL and do nothing.")] = False,
@@ -108,7 +192,8 @@ def _setup(
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Check the publisher; create its capture publications, slot and change log."""
-    from cdc_replay.commands.setup import setup, subscriber_script, to_script
+    from cdc_replay.commands.setup import setup, subscriber_script
+    from cdc_replay.terminal.setup_view import set_up, to_script
 
     if subscription is not None and not dry_run:
         raise InvalidConfiguration(
@@ -120,10 +205,13 @@ def _setup(
     else:
         result = setup(loaded, publisher, dry_run=dry_run)
     outcome = outcome_of(result, as_json=as_json)
-    return dataclasses.replace(outcome, text=to_script(result)) if dry_run else outcome
+    if dry_run:
+        return dataclasses.replace(outcome, text=to_script(result))
+    names = [configured.name for configured in loaded.subscriptions_of(publisher)]
+    return dataclasses.replace(outcome, view=set_up(result, names))
 
 
-@app.command("capture")
+@app.command("capture", rich_help_panel=REPLICATE)
 def _capture(
     publisher: PublisherArgument,
     to_lsn: ToLsnOption = None,
@@ -144,7 +232,7 @@ def _capture(
         return outcome_of(capture(loaded, publisher, to_lsn=_lsn(to_lsn), progress=show), as_json=as_json)
 
 
-@app.command("snapshot")
+@app.command("snapshot", rich_help_panel=REPLICATE)
 def _snapshot(
     subscription: SubscriptionArgument,
     table: Annotated[list[str] | None, typer.Option("--table", help="SCHEMA.TABLE to copy again.")] = None,
@@ -168,7 +256,7 @@ def _snapshot(
         return outcome_of(snapshot(loaded, subscription, tables=names, progress=show), as_json=as_json)
 
 
-@app.command("replay")
+@app.command("replay", rich_help_panel=REPLICATE)
 def _replay(
     subscriptions: SubscriptionsArgument,
     to_lsn: ToLsnOption = None,
@@ -183,7 +271,7 @@ def _replay(
     return outcome_of_all(results, as_json=as_json)
 
 
-@app.command("resume")
+@app.command("resume", rich_help_panel=REPAIR)
 def _resume(
     subscription: SubscriptionArgument,
     table: Annotated[list[str] | None, typer.Option("--table", help="SCHEMA.TABLE that is parked.")] = None,
@@ -207,7 +295,7 @@ def _resume(
     return outcome_of(result, as_json=as_json)
 
 
-@app.command("sync")
+@app.command("sync", rich_help_panel=REPLICATE)
 def _sync(
     subscriptions: SubscriptionsArgument,
     to_lsn: ToLsnOption = None,
@@ -240,11 +328,13 @@ def _follow(config: Config, subscriptions: Sequence[str]) -> Sequence[SyncResult
         return follow.follow(config, subscriptions, stop)
 
 
-@app.command("backfill")
+@app.command("backfill", rich_help_panel=REPAIR)
 def _backfill(
     subscription: SubscriptionArgument,
-    start: Annotated[str, typer.Option("--from", help="WAL position or timestamp.")],
-    to: Annotated[str, typer.Option("--to", help="WAL position or timestamp.")],
+    start: Annotated[
+        str, typer.Option("--from", callback=check_zone, help="WAL position, or time with zone.")
+    ],
+    to: Annotated[str, typer.Option("--to", callback=check_zone, help="WAL position, or time with zone.")],
     into: Annotated[str | None, typer.Option("--into", help="DSN of another database, no password.")] = None,
     into_conn_id: Annotated[str | None, typer.Option("--into-conn-id", help="Its connection.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
@@ -263,7 +353,7 @@ def _backfill(
     return outcome_of(backfill(loaded, subscription, start, to, into=into, dry_run=dry_run), as_json=as_json)
 
 
-@app.command("refresh")
+@app.command("refresh", rich_help_panel=REPAIR)
 def _refresh(
     subscription: SubscriptionArgument,
     reconcile: Annotated[
@@ -306,7 +396,7 @@ def _refresh(
     return outcome_of(result, as_json=as_json)
 
 
-@app.command("validate")
+@app.command("validate", rich_help_panel=LOOK)
 def _validate(
     subscription: SubscriptionArgument,
     config: ConfigOption = None,
@@ -319,7 +409,7 @@ def _validate(
     return outcome_of(validate(_load(config, log_level), subscription), as_json=as_json)
 
 
-@app.command("explain")
+@app.command("explain", rich_help_panel=LOOK)
 def _explain(
     subscription: SubscriptionArgument,
     config: ConfigOption = None,
@@ -328,21 +418,52 @@ def _explain(
 ) -> CommandOutcome:
     """Show per table what is published, how it is filtered and where the filter is evaluated."""
     from cdc_replay.commands.explain import explain
+    from cdc_replay.terminal.explain_view import explained
 
-    return outcome_of(explain(_load(config, log_level), subscription), as_json=as_json)
+    result = explain(_load(config, log_level), subscription)
+    return dataclasses.replace(outcome_of(result, as_json=as_json), view=explained(result))
 
 
-@app.command("status")
+@app.command("status", rich_help_panel=LOOK)
 def _status(
-    config: ConfigOption = None, log_level: LogLevelOption = "info", as_json: JsonOption = False
-) -> CommandOutcome:
-    """Show slots, change logs and subscriptions."""
-    from cdc_replay.commands.status import status
+    subscription: Annotated[
+        str | None, typer.Argument(metavar="SUBSCRIPTION", autocompletion=_names("subscriptions"))
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Print only what is wrong, with exit code 1 if anything is.")
+    ] = False,
+    max_lag: Annotated[
+        str | None, typer.Option("--max-lag", help="More is wrong: a time or a size, such as 5m or 1GB.")
+    ] = None,
+    max_proof_age: Annotated[
+        str | None, typer.Option("--max-proof-age", help="An older last validation is wrong, such as 24h.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option("--interval", help="Seconds, with --watch.", min=0.5)] = 5,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "info",
+    as_json: JsonOption = False,
+) -> CommandOutcome | None:
+    """Show publishers and subscriptions, or the tables of one, and what is wrong."""
+    from cdc_replay.commands.status import repeated_status
+    from cdc_replay.model.problems import Bounds
+    from cdc_replay.terminal.status_view import status_outcome, status_view
+    from cdc_replay.terminal.watch import watch as watch_screen
 
-    return outcome_of(status(_load(config, log_level)), as_json=as_json)
+    try:
+        bounds = Bounds.parse(max_lag, max_proof_age)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if watch and (as_json or check or not sys.stdout.isatty()):
+        raise typer.BadParameter("--watch needs a terminal, and goes without --json and --check")
+    with repeated_status(_load(config, log_level), subscription, bounds) as read:
+        if watch:
+            watch_screen(lambda: status_view(read(), of_one=subscription is not None), interval)
+            return None
+        return status_outcome(read(), of_one=subscription is not None, check=check, as_json=as_json)
 
 
-@app.command("verify-log")
+@app.command("verify-log", rich_help_panel=LOOK)
 def _verify_log(
     publisher: PublisherArgument,
     config: ConfigOption = None,
@@ -362,11 +483,14 @@ def _verify_log(
         return outcome_of(verify_log(loaded, publisher, progress=show), as_json=as_json)
 
 
-@app.command("prune")
+@app.command("prune", rich_help_panel=REMOVE)
 def _prune(
     publisher: PublisherArgument,
     before: Annotated[
-        str | None, typer.Option("--before", help="Keep what commits after this WAL position or timestamp.")
+        str | None,
+        typer.Option(
+            "--before", callback=check_zone, help="Keep what commits after this LSN or time with zone."
+        ),
     ] = None,
     keep_hours: Annotated[
         float | None, typer.Option("--keep-hours", help="Keep what was committed in the last hours.", min=0)
@@ -395,7 +519,7 @@ def _prune(
     return outcome_of(result, as_json=as_json)
 
 
-@app.command("teardown")
+@app.command("teardown", rich_help_panel=REMOVE)
 def _teardown(
     name: Annotated[str, typer.Argument(metavar="PUBLISHER|SUBSCRIPTION")],
     config: ConfigOption = None,
@@ -408,7 +532,7 @@ def _teardown(
     return outcome_of(teardown(_load(config, log_level), name), as_json=as_json)
 
 
-@app.command("batch")
+@app.command("batch", rich_help_panel=SCRIPT)
 def _batch(
     config: ConfigOption = None,
     log_level: LogLevelOption = "warning",

@@ -27,6 +27,7 @@ from cdc_replay.model.subscription import (
     Subscription,
     UnchangedToast,
 )
+from cdc_replay.model.suggestion import did_you_mean
 from cdc_replay.postgres.environment_connection import connection_from_environment
 from cdc_replay.postgres.timeouts import SessionTimeouts
 
@@ -173,7 +174,9 @@ class Config:
         except KeyError:
             known = ", ".join(sorted(values)) or "none"
             raise InvalidConfiguration(
-                f'{kind} "{name}" is not configured', detail=f"{self.path} has: {known}."
+                f'{kind} "{name}" is not configured',
+                detail=f"{self.path} has: {known}.",
+                hint=did_you_mean(name, values),
             ) from None
 
 

@@ -42,9 +42,34 @@ def read_config_file(path: str | Path | None) -> ConfigFile:
         InvalidConfiguration: naming file and line if it cannot be read, is not YAML, gives a key twice, or
             names a variable that is not set.
     """
-    file = Path(path or os.environ.get(VARIABLE) or DEFAULT_FILE).absolute()
+    file = config_path(path)
     tree = _compose(file)
     return ConfigFile(file, lines=dict(_lines(tree)), content=_expand(tree, file))
+
+
+def config_path(path: str | Path | None) -> Path:
+    """`path`, else `CDC_REPLAY_CONFIG`, else `cdc_replay.yaml`."""
+    return Path(path or os.environ.get(VARIABLE) or DEFAULT_FILE).absolute()
+
+
+def expand_references(text: str) -> str:
+    """The text with each `${NAME}` replaced by that environment variable.
+
+    Raises:
+        InvalidConfiguration: naming one that is not set.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if (content := os.environ.get(match[1])) is None:
+            raise InvalidConfiguration(f'environment variable "{match[1]}" is not set')
+        return content
+
+    return _REFERENCE.sub(value, text)
+
+
+def has_reference(text: str) -> bool:
+    """Whether `${NAME}` in the text would be replaced."""
+    return _REFERENCE.search(text) is not None
 
 
 def _compose(file: Path) -> yaml.Node:

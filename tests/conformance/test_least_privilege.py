@@ -15,9 +15,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from cdc_replay.commands.setup import setup, subscriber_script, to_script
+from cdc_replay.commands.setup import setup, subscriber_script
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError
+from cdc_replay.terminal.setup_view import to_script
 from conformance.product_side import PUBLISHER, Product, slot_name
 from conformance.run import Servers, placed, run_scenario
 from conformance.scenario import Refreshed, Scenario, Subscription, load_scenarios

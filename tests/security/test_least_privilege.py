@@ -13,10 +13,11 @@ import pytest
 
 from cdc_replay.commands.backfill import backfill
 from cdc_replay.commands.refresh import refresh
-from cdc_replay.commands.setup import setup, subscriber_script, to_script
+from cdc_replay.commands.setup import setup, subscriber_script
 from cdc_replay.commands.teardown import teardown
 from cdc_replay.commands.validate import validate
 from cdc_replay.errors import MissingPrivilege
+from cdc_replay.terminal.setup_view import to_script
 from fixtures.postgres import run_as_administrator
 from fixtures.twin import Pair, Twin
 from security.stranger import Stranger

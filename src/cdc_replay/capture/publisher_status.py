@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import ChangeLogMissing, SlotMissing
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.status import LogRange, PublisherStatus
+from cdc_replay.model.status import LogRange, PublisherState, PublisherStatus
+from cdc_replay.postgres.answers import Answer
 from cdc_replay.postgres.connection import connect_with_deadline
-from cdc_replay.postgres.slot import slot_status
+from cdc_replay.postgres.slot import SlotStatus, slot_status
+
+_T = TypeVar("_T")
+
+NEAR_LOST_SHARE: Final = 0.9
+"""A slot that retains this share of the WAL that it may retain is near lost."""
 
 _POSITION: Final = "select pg_current_wal_flush_lsn()::text"
 
 
-def read_publisher_status(dsn: str, publisher: str, slot: str, seconds: float) -> PublisherStatus:
+def read_publisher_status(
+    dsn: str, publisher: str, slot: str, seconds: float, max_retained_wal: int | None = None
+) -> PublisherStatus:
     """The publisher's position and slot; it may take about `seconds` to answer.
 
     Raises:
@@ -27,7 +35,9 @@ def read_publisher_status(dsn: str, publisher: str, slot: str, seconds: float) -
         try:
             state = slot_status(connection, slot)
         except SlotMissing as missing:
-            return PublisherStatus(publisher, slot, "missing", position, error=str(missing))
+            return PublisherStatus(
+                publisher, slot, "missing", position, error=str(missing), state=PublisherState.NO_SLOT
+            )
     return PublisherStatus(
         publisher=publisher,
         slot=slot,
@@ -35,7 +45,21 @@ def read_publisher_status(dsn: str, publisher: str, slot: str, seconds: float) -
         position=position,
         retained_wal_bytes=state.retained_wal_bytes,
         safe_wal_size_bytes=state.safe_wal_size_bytes,
+        state=slot_state(state, max_retained_wal),
+        max_retained_wal_bytes=max_retained_wal,
     )
+
+
+def slot_state(slot: SlotStatus, max_retained_wal: int | None) -> PublisherState:
+    """What the slot can do, by the limits of the server and of the configuration."""
+    if slot.is_lost:
+        return PublisherState.LOST
+    retained = slot.retained_wal_bytes or 0
+    limits = [max_retained_wal]
+    if slot.safe_wal_size_bytes is not None:
+        limits.append(retained + max(0, slot.safe_wal_size_bytes))
+    is_near = any(limit is not None and retained > NEAR_LOST_SHARE * limit for limit in limits)
+    return PublisherState.NEAR_LOST if is_near or slot.wal_status == "unreserved" else PublisherState.READY
 
 
 def read_log_range(uri: str) -> LogRange:
@@ -49,6 +73,22 @@ def read_log_range(uri: str) -> LogRange:
     except ChangeLogMissing:
         return LogRange()
     return LogRange(change_log.start_lsn, change_log.end_lsn)
+
+
+def publisher_status(publisher: str, slot: str, server: Answer[_T], log: Answer[_T]) -> PublisherStatus:
+    """The status by the present or last answers of the server and of the log."""
+    last = server.value if isinstance(server.value, PublisherStatus) else None
+    status = add_log_range(
+        last or PublisherStatus(publisher, slot, "unknown"),
+        log.value if isinstance(log.value, LogRange) else LogRange(),
+    )
+    if server.error is not None:
+        failed, state = server, PublisherState.DOWN
+    elif log.error is not None:
+        failed, state = log, PublisherState.LOG_UNREADABLE
+    else:
+        return status
+    return replace(status, error=str(failed.error), seconds_old=failed.seconds_old, state=state)
 
 
 def add_log_range(status: PublisherStatus, log: LogRange) -> PublisherStatus:

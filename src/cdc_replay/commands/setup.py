@@ -82,14 +82,6 @@ def subscriber_script(config: Config, publisher: str, name: str) -> SetupResult:
     )
 
 
-def to_script(result: SetupResult) -> str:
-    """The statements of a dry run as a script for psql, which a superuser runs in that database."""
-    warnings = (f"-- {' '.join(warning.split())}\n" for warning in result.warnings)
-    if not result.statements:
-        return "".join((*warnings, "-- Nothing is missing.\n"))
-    return "".join((*warnings, *(f"{statement.strip()};\n" for statement in result.statements)))
-
-
 def _superusers(config: Config, publisher: str) -> Iterator[str]:
     """Warnings of roles that are superusers; a server that does not answer is skipped."""
     endpoints: dict[str, PublisherConfig | SubscriptionConfig] = {

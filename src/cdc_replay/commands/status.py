@@ -6,42 +6,69 @@ error of its own line, with its last answer if the caller keeps `Answers`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+import datetime as dt
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
-from cdc_replay.capture.publisher_status import add_log_range, read_log_range, read_publisher_status
+from cdc_replay.capture.publisher_status import publisher_status, read_log_range, read_publisher_status
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
+from cdc_replay.last_answers import read_answers, state_file, write_answers
+from cdc_replay.model.problems import Bounds, find_problems
 from cdc_replay.model.results import Json
 from cdc_replay.model.status import (
     LogRange,
     PublisherStatus,
     StatusResult,
     SubscriberStatus,
-    SubscriptionStatus,
 )
-from cdc_replay.postgres.answers import Answer, Answers
+from cdc_replay.postgres.answers import Answers
 from cdc_replay.postgres.connection import connect, connect_with_deadline
 from cdc_replay.replay.subscription_status import (
-    add_lag_bytes,
-    as_unanswered,
     last_replay_result,
     read_subscriber_status,
+    subscriber_status,
 )
 
 ServerAnswers: TypeAlias = Answers[PublisherStatus | LogRange | SubscriberStatus]
-ServerAnswer: TypeAlias = Answer[PublisherStatus | LogRange | SubscriberStatus]
 
 
-def status(config: Config) -> StatusResult:
-    """The state of every publisher and subscription of the configuration."""
+def status(config: Config, subscription: str | None = None) -> StatusResult:
+    """The state of every publisher and subscription of the configuration, or of one subscription."""
     with ServerAnswers(config.timeouts.answer.total_seconds()) as answers:
-        return status_of(config, answers, config.publishers, config.subscriptions)
+        return status_of(config, answers, *_names(config, subscription))
+
+
+@contextlib.contextmanager
+def repeated_status(
+    config: Config, subscription: str | None = None, bounds: Bounds | None = None
+) -> Iterator[Callable[[], StatusResult]]:
+    """A function that reads the status; what servers answer is kept, also for later commands.
+
+    Raises:
+        InvalidConfiguration: if there is no such subscription.
+    """
+    publishers, subscriptions = _names(config, subscription)
+    file = state_file(config.path)
+    with ServerAnswers(config.timeouts.answer.total_seconds()) as answers:
+        answers.restore(read_answers(file))
+
+        def read() -> StatusResult:
+            result = status_of(config, answers, publishers, subscriptions, bounds)
+            write_answers(file, answers.last())
+            return result
+
+        yield read
 
 
 def status_of(
-    config: Config, answers: ServerAnswers, publishers: Collection[str], subscriptions: Collection[str]
+    config: Config,
+    answers: ServerAnswers,
+    publishers: Collection[str],
+    subscriptions: Collection[str],
+    bounds: Bounds | None = None,
 ) -> StatusResult:
     """The state of these publishers and subscriptions, by the present or last answers of their servers."""
     targets = {name: config.subscription(name) for name in subscriptions}
@@ -57,21 +84,22 @@ def status_of(
         }
     )
     source_states = {
-        name: _publisher_status(source, answered[f"publisher {name}"], answered[f"log {name}"])
+        name: publisher_status(name, source.slot, answered[f"publisher {name}"], answered[f"log {name}"])
         for name, source in sources.items()
     }
     target_states = [
-        _subscriber_status(
-            target, answered[f"subscription {name}"], source_states[target.subscription.publisher]
+        subscriber_status(
+            name, answered[f"subscription {name}"], source_states[target.subscription.publisher]
         )
         for name, target in targets.items()
     ]
-    return StatusResult(
+    result = StatusResult(
         tuple(source_states[name] for name in publishers),
         tuple(target.subscription for target in target_states),
         tuple(table for target in target_states for table in target.tables),
         tuple(copy for target in target_states for copy in target.copies),
     )
+    return replace(result, problems=find_problems(result, bounds or Bounds(), dt.datetime.now(dt.UTC)))
 
 
 def subscription_result(config: Config, subscription: str) -> dict[str, Json]:
@@ -85,8 +113,15 @@ def subscription_result(config: Config, subscription: str) -> dict[str, Json]:
         return last_replay_result(connection, subscription)
 
 
+def _names(config: Config, subscription: str | None) -> tuple[Collection[str], Collection[str]]:
+    if subscription is None:
+        return config.publishers, config.subscriptions
+    return [config.subscription(subscription).subscription.publisher], [subscription]
+
+
 def _ask_publisher(config: Config, publisher: PublisherConfig, seconds: float) -> PublisherStatus:
-    return read_publisher_status(config.dsn_of(publisher), publisher.name, publisher.slot, seconds)
+    limit = publisher.max_retained_wal
+    return read_publisher_status(config.dsn_of(publisher), publisher.name, publisher.slot, seconds, limit)
 
 
 def _ask_subscriber(config: Config, target: SubscriptionConfig, seconds: float) -> SubscriberStatus:
@@ -94,26 +129,3 @@ def _ask_subscriber(config: Config, target: SubscriptionConfig, seconds: float) 
     purpose = f"status {target.name}"
     with connect_with_deadline(config.dsn_of(target), purpose=purpose, seconds=seconds) as connection:
         return read_subscriber_status(connection, target.subscription, change_log)
-
-
-def _publisher_status(publisher: PublisherConfig, server: ServerAnswer, log: ServerAnswer) -> PublisherStatus:
-    last = server.value
-    if not isinstance(last, PublisherStatus):
-        last = PublisherStatus(publisher.name, publisher.slot, "unknown")
-    last = add_log_range(last, log.value if isinstance(log.value, LogRange) else LogRange())
-    failed = server if server.error is not None else log
-    return (
-        last
-        if failed.error is None
-        else replace(last, error=str(failed.error), seconds_old=failed.seconds_old)
-    )
-
-
-def _subscriber_status(
-    target: SubscriptionConfig, answer: ServerAnswer, publisher: PublisherStatus
-) -> SubscriberStatus:
-    last = answer.value
-    if not isinstance(last, SubscriberStatus):
-        last = SubscriberStatus(SubscriptionStatus(target.name, publisher.publisher))
-    last = add_lag_bytes(last, publisher.position)
-    return last if answer.error is None else as_unanswered(last, answer.error, answer.seconds_old)

@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.results import Result
+
+
+class PublisherState(enum.Enum):
+    """What a publisher's slot can do now."""
+
+    READY = "ready"
+    NO_SLOT = "no slot"
+    NEAR_LOST = "slot near lost"
+    """It will soon be lost, or dropped over `max_retained_wal`, unless a capture advances it."""
+    LOST = "slot lost"
+    LOG_UNREADABLE = "log unreadable"
+    DOWN = "down"
+
+
+class SubscriptionState(enum.Enum):
+    """What a subscription waits for."""
+
+    READY = "ready"
+    NEW = "new"
+    """It has no tables yet."""
+    COPYING = "copying"
+    """A table is being copied, or waits for that."""
+    FAILED = "failed"
+    """Its last replay failed, and it is not parked."""
+    PARKED = "parked"
+    """The subscription, or a table of it."""
+    DOWN = "down"
+
+
+class TableSync(enum.Enum):
+    """The state of a table in one word."""
+
+    READY = "ready"
+    WAITING = "waiting"
+    COPYING = "copying"
+    PARKED = "parked"
+    DROPPED = "dropped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +65,8 @@ class PublisherStatus:
     error: str | None = None
     seconds_old: float | None = None
     """Age of an earlier answer; None if the publisher has answered now."""
+    state: PublisherState = PublisherState.DOWN
+    max_retained_wal_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +81,9 @@ class TableStatus:
     state: str
     notice: str | None = None
     seconds_old: float | None = None
+    sync: TableSync = TableSync.READY
+    applied_lsn: Lsn | None = None
+    parked_transaction: Lsn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +107,12 @@ class SubscriptionStatus:
     behind_reason: str | None = None
     seconds_old: float | None = None
     """Age of an earlier answer; None if the subscriber has answered now."""
+    state: SubscriptionState = SubscriptionState.DOWN
+    parked: str | None = None
+    """Why the subscription is parked; None if it is not, although a table may be."""
+    parked_transaction: Lsn | None = None
+    last_replay_at: str | None = None
+    last_validation_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +134,15 @@ class CopyStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong with a publisher or subscription (`subject`), and what to do about it."""
+
+    subject: str
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
 class StatusResult(Result):
     """Everything that the configuration names; `copies` are the running ones."""
 
@@ -92,6 +150,7 @@ class StatusResult(Result):
     subscriptions: tuple[SubscriptionStatus, ...]
     tables: tuple[TableStatus, ...]
     copies: tuple[CopyStatus, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

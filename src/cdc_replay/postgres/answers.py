@@ -87,6 +87,23 @@ class Answers(Generic[_T]):
     ) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def restore(self, values: Mapping[str, tuple[_T, float]]) -> None:
+        """Take over answers of an earlier process, each with its age in seconds."""
+        now = time.monotonic()
+        with self._lock:
+            for key, (value, seconds_old) in values.items():
+                self._servers.setdefault(key, _Server(value=value, answered_at=now - seconds_old))
+
+    def last(self) -> dict[str, tuple[_T, float]]:
+        """The last answer of each server that ever answered, and its age in seconds."""
+        now = time.monotonic()
+        with self._lock:
+            return {
+                key: (server.value, now - server.answered_at)
+                for key, server in self._servers.items()
+                if server.value is not None and server.answered_at is not None
+            }
+
     def ask(self, questions: Mapping[str, Callable[[], _T]]) -> dict[str, Answer[_T]]:
         """An answer for each key; calls `questions[key]` in a thread if the last answer is too old."""
         with self._lock:

@@ -6,15 +6,25 @@ import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Final, TypeVar
 
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import CdcReplayError, ChangeLogMissing, ReplayFailed, SubscriptionParked
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import Json, to_json
-from cdc_replay.model.status import CopyStatus, SubscriberStatus, SubscriptionStatus, TableStatus
+from cdc_replay.model.status import (
+    CopyStatus,
+    PublisherStatus,
+    SubscriberStatus,
+    SubscriptionState,
+    SubscriptionStatus,
+    TableStatus,
+    TableSync,
+)
 from cdc_replay.model.subscription import Subscription
-from cdc_replay.model.table_state import Ready, describe
+from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState, describe
+from cdc_replay.postgres.answers import Answer
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.publication.capture_coverage import capture_warnings
 from cdc_replay.replay.definition_drift import definition_drifts
@@ -24,9 +34,12 @@ from cdc_replay.replay.table_notice import TableNotice, join_notices
 from cdc_replay.replay.table_rewrites import rewritten_tables
 from cdc_replay.subscriber import recorded_results, subscription_records, subscription_tables
 from cdc_replay.subscriber.copy_progress import read_progress
+from cdc_replay.subscriber.recorded_results import RecordedResult
 from cdc_replay.subscriber.subscription_records import SubscriptionRecord
 from cdc_replay.subscriber.subscription_tables import KnownTable
 from cdc_replay.subscriber.target_tables import read_target_tables
+
+_T = TypeVar("_T")
 
 
 def read_subscriber_status(
@@ -60,12 +73,23 @@ def read_subscriber_status(
         error=_parked_reason(record) or error or _missing_changes(subscription, change_log, states),
         behind_since=None if lag is None or lag.since is None else utc_text(lag.since),
         behind_reason=None if lag is None else lag.reason,
+        state=_state(record, tables, replayed),
+        parked=_parked_reason(record),
+        parked_transaction=None if record is None else record.parked_transaction,
+        last_replay_at=None if replayed is None else utc_text(replayed.finished),
+        last_validation_at=None if validated is None else utc_text(validated.finished),
     )
-    present = [
-        TableStatus(name, str(table), describe(table_state), notices.get(table))
-        for table, table_state in states.items()
-    ]
+    present = [_table_status(name, table, state, notices.get(table)) for table, state in states.items()]
     return SubscriberStatus(status, (*present, *dropped), copies)
+
+
+def subscriber_status(name: str, answer: Answer[_T], publisher: PublisherStatus) -> SubscriberStatus:
+    """The status of subscription `name` by the present or last answer of its subscriber."""
+    known = answer.value if isinstance(answer.value, SubscriberStatus) else None
+    last = add_lag_bytes(
+        known or SubscriberStatus(SubscriptionStatus(name, publisher.publisher)), publisher.position
+    )
+    return last if answer.error is None else as_unanswered(last, answer.error, answer.seconds_old)
 
 
 def add_lag_bytes(status: SubscriberStatus, position: Lsn | None) -> SubscriberStatus:
@@ -79,7 +103,11 @@ def as_unanswered(status: SubscriberStatus, error: Exception, age: float | None)
     """An earlier status, `age` seconds old, of a subscriber that does not answer now."""
     return SubscriberStatus(
         replace(
-            status.subscription, error=str(error), behind_reason=unanswered(error).reason, seconds_old=age
+            status.subscription,
+            error=str(error),
+            behind_reason=unanswered(error).reason,
+            seconds_old=age,
+            state=SubscriptionState.DOWN,
         ),
         tuple(replace(table, seconds_old=age) for table in status.tables),
         tuple(
@@ -109,6 +137,44 @@ def last_replay_result(connection: Connection, subscription: str) -> dict[str, J
     return form if isinstance(form, dict) else {}
 
 
+def _state(
+    record: SubscriptionRecord | None, tables: Sequence[KnownTable], replayed: RecordedResult | None
+) -> SubscriptionState:
+    states = [table.state for table in tables]
+    if (record is not None and record.parked_at is not None) or any(
+        isinstance(state, Parked) for state in states
+    ):
+        return SubscriptionState.PARKED
+    if not tables:
+        return SubscriptionState.NEW
+    if replayed is not None and replayed.result.get("error"):
+        return SubscriptionState.FAILED
+    is_copying = any(isinstance(state, Pending | Copying) for state in states)
+    return SubscriptionState.COPYING if is_copying else SubscriptionState.READY
+
+
+_SYNC: Final[Mapping[type[TableState], TableSync]] = {
+    Pending: TableSync.WAITING,
+    Copying: TableSync.COPYING,
+    Ready: TableSync.READY,
+    Parked: TableSync.PARKED,
+}
+
+
+def _table_status(
+    subscription: str, table: QualifiedName, state: TableState, notice: str | None
+) -> TableStatus:
+    return TableStatus(
+        subscription,
+        str(table),
+        describe(state),
+        notice,
+        sync=_SYNC[type(state)],
+        applied_lsn=state.applied_lsn if isinstance(state, Ready | Parked) else None,
+        parked_transaction=state.transaction if isinstance(state, Parked) else None,
+    )
+
+
 def _parked_reason(record: SubscriptionRecord | None) -> str | None:
     if record is None or record.parked_at is None:
         return None
@@ -132,6 +198,7 @@ def _dropped_tables(
             f" skipped until `cdc-replay refresh {subscription}` adds it"
             if name in replaced
             else "dropped on the subscriber: replay stops at a change that is published under that name",
+            sync=TableSync.DROPPED,
         )
         for name in names
     ]

@@ -29,6 +29,7 @@ from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import SnapshotResult, TableCopied, TableReconciled
+from cdc_replay.model.suggestion import did_you_mean
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot
@@ -332,6 +333,7 @@ def _tables_to_copy(
         raise SubscriberNotReady(
             f'subscription "{name}" has no table {", ".join(unknown)}',
             detail=f"Its publications have: {', '.join(map(str, sorted(published))) or 'none'}.",
+            hint=did_you_mean(unknown[0], map(str, published)),
         )
     entered = set(context.states)
     # A table added to a publication later is not in the subscription before a refresh (R7.12).

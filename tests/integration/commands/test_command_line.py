@@ -68,10 +68,10 @@ def test_an_interrupted_command_has_failed(cli: CommandLine) -> None:
 
 
 def test_an_interrupted_batch_ends(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_: object) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cdc_replay.commands.status.status", interrupted)
+    monkeypatch.setattr("cdc_replay.commands.status.repeated_status", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_line(f"status --config {shlex.quote(str(cli.file))}")
 
@@ -107,9 +107,8 @@ def test_a_day_at_the_command_line(cli: CommandLine) -> None:
     cli.subscriber.run("update t set a = -3 where id = 3")
     assert "different id=3" in cli.fails(1, "validate", "s", says=["public.t"])
     # For a person: aligned tables on standard output, log lines beside it.
-    status = cli.run("status")
-    assert status.returncode == 0
-    assert "public.t" in status.stdout
+    status = cli.run("status", "s")
+    assert (status.returncode, "public.t" in status.stdout) == (0, True)
     assert "not consistent at" in status.stdout
     cli.publisher.run("insert into t values (4, 4)")
     again = cli.run("capture", "pub", "--log-level", "info")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 from rich.table import Table
 
@@ -29,6 +29,8 @@ class CommandOutcome:
     error: str | None = None
     text: str | None = None
     """Printed in place of tables."""
+    view: RenderableType | None = None
+    """Likewise, with colours on a terminal."""
 
 
 def outcome_of(result: Result, *, as_json: bool) -> CommandOutcome:
@@ -65,6 +67,9 @@ def print_outcome(outcome: CommandOutcome) -> None:
         sys.stdout.write(outcome.text)
         return
     console = Console(highlight=False)
+    if outcome.view is not None:
+        console.print(outcome.view)
+        return
     for title, rows in _sections(outcome.result):
         console.print(_to_table(title, rows))
 

@@ -1,0 +1,1 @@
+"""What `doctor` checks: this machine, the change log, both sides."""

@@ -1,0 +1,185 @@
+"""What is wrong according to a status, in the order in which it should be put right.
+
+| problem                                                      | remedy                                  |
+|--------------------------------------------------------------|-----------------------------------------|
+| a publisher or subscriber does not answer                    | the error's, or `doctor`                |
+| a slot is missing, lost or near lost; a log is not readable  | the error's; setup; capture             |
+| a subscription or a table of it is parked                    | the error's, or `resume`                |
+| a subscription has no tables yet                             | `sync`                                  |
+| the last replay failed, the last validation found a difference | the error's; `validate`               |
+| changes of a subscribed table are not captured               | the error's                             |
+| the lag or the age of the last proof exceeds a given bound   | `sync`; `validate`                      |
+
+The errors of servers are multi-line texts with a HINT, which is their remedy.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from cdc_replay.model.duration import duration_in_words, parse_duration
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.size import parse_size, size_in_words
+from cdc_replay.model.status import (
+    Problem,
+    PublisherState,
+    PublisherStatus,
+    StatusResult,
+    SubscriptionState,
+    SubscriptionStatus,
+    TableStatus,
+    TableSync,
+)
+
+_DOCTOR: Final = "Run `cdc-replay doctor`, which says what each server lacks."
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a subscription may lag in time or in bytes, and how old its last proof may be; None: any."""
+
+    lag: dt.timedelta | None = None
+    lag_bytes: int | None = None
+    proof_age: dt.timedelta | None = None
+
+    @classmethod
+    def parse(cls, max_lag: str | None, max_proof_age: str | None) -> Bounds:
+        """The bounds of a lag such as `5min` or `1GB`, and of an age such as `24h`.
+
+        Raises:
+            ValueError: if one of them has another form.
+        """
+        age = None if max_proof_age is None else _duration(max_proof_age)
+        if max_lag is None:
+            return cls(proof_age=age)
+        if max_lag.strip().endswith(("kB", "MB", "GB", "TB")):
+            return cls(lag_bytes=parse_size(max_lag), proof_age=age)
+        return cls(lag=_duration(max_lag), proof_age=age)
+
+
+def _duration(text: str) -> dt.timedelta:
+    return parse_duration(text + "in" if text.strip().endswith("m") else text)
+
+
+def find_problems(status: StatusResult, bounds: Bounds, now: dt.datetime) -> tuple[Problem, ...]:
+    """The problems of the publishers, then of the subscriptions, in the order of the status."""
+    problems = [problem for publisher in status.publishers for problem in _of_publisher(publisher)]
+    for subscription in status.subscriptions:
+        tables = [table for table in status.tables if table.subscription == subscription.subscription]
+        problems += _of_subscription(subscription, tables)
+        if subscription.state in {SubscriptionState.READY, SubscriptionState.COPYING}:
+            problems += _lag_beyond(subscription, bounds)
+        if subscription.state not in {SubscriptionState.DOWN, SubscriptionState.NEW}:
+            problems += _proof_beyond(subscription, bounds, now)
+    return tuple(problems)
+
+
+def split_hint(error: str) -> tuple[str, str]:
+    """An error's text without its hint, in one line, and the hint, which may be empty."""
+    text, _, hint = error.partition("\nHINT: ")
+    return " ".join(text.replace("\nDETAIL: ", ": ").split()), " ".join(hint.split())
+
+
+def _of_publisher(publisher: PublisherStatus) -> Iterator[Problem]:
+    name = publisher.publisher
+    message, hint = split_hint(publisher.error or "")
+    match publisher.state:
+        case PublisherState.DOWN:
+            yield Problem(f"publisher {name}", f"does not answer: {message}", hint or _DOCTOR)
+        case PublisherState.LOG_UNREADABLE:
+            yield Problem(f"publisher {name}", message, hint or _DOCTOR)
+        case PublisherState.NO_SLOT if publisher.log_end is None:
+            yield Problem(f"publisher {name}", "is not set up", f"Run `cdc-replay setup {name}`.")
+        case PublisherState.NO_SLOT:
+            yield Problem(f"publisher {name}", message, hint)
+        case PublisherState.LOST:
+            remedy = f"Run `cdc-replay capture {name}`: it says what the server reports, and what to do."
+            yield Problem(f"publisher {name}", f"replication slot {publisher.slot} is lost", remedy)
+        case PublisherState.NEAR_LOST:
+            retained = size_in_words(publisher.retained_wal_bytes or 0)
+            message = f"replication slot {publisher.slot} is near lost: it retains {retained} of WAL"
+            yield Problem(f"publisher {name}", message, f"Run `cdc-replay capture {name}` now.")
+        case PublisherState.READY:
+            pass
+
+
+def _of_subscription(subscription: SubscriptionStatus, tables: Iterable[TableStatus]) -> Iterator[Problem]:
+    name = subscription.subscription
+    subject = f"subscription {name}"
+    message, hint = split_hint(subscription.error or "")
+    match subscription.state:
+        case SubscriptionState.DOWN:
+            was = "" if subscription.parked is None else "; it was parked when it last answered"
+            yield Problem(subject, f"does not answer: {message}{was}", hint or _DOCTOR)
+            return
+        case SubscriptionState.NEW:
+            yield Problem(subject, "waits for its first snapshot", f"Run `cdc-replay sync {name}`.")
+        case SubscriptionState.FAILED:
+            message, hint = split_hint(subscription.last_replay or "")
+            yield Problem(subject, f"the last replay {message}", hint or f"Run `cdc-replay replay {name}`.")
+        case _ if subscription.parked is not None:
+            yield Problem(subject, message, _way_out(name, "", subscription.parked_transaction, hint))
+        case _:
+            if subscription.error:
+                yield Problem(subject, message, hint)
+    yield from _of_tables(name, tables)
+    if (subscription.last_validation or "").startswith("not consistent"):
+        remedy = f"`cdc-replay validate {name}` names the rows; `cdc-replay refresh {name} --reconcile`"
+        yield Problem(
+            subject, f"the last validation: {subscription.last_validation}", f"{remedy} repairs them."
+        )
+
+
+def _of_tables(name: str, tables: Iterable[TableStatus]) -> Iterator[Problem]:
+    for table in tables:
+        if table.sync not in {TableSync.PARKED, TableSync.DROPPED}:
+            continue
+        message, hint = split_hint(table.state)
+        remedy = f"Create it again, or run `cdc-replay refresh {name}`."
+        if table.sync is TableSync.PARKED:
+            remedy = _way_out(name, f" --table {table.table}", table.parked_transaction, hint)
+        yield Problem(f"subscription {name}", f"table {table.table}: {message}", remedy)
+
+
+def _way_out(name: str, table: str, transaction: Lsn | None, hint: str) -> str:
+    """How a parked subscription, or a `table` of it, goes on."""
+    if "cdc-replay resume" in hint:
+        return hint
+    if transaction is None:
+        return f"{hint} Run `cdc-replay {'snapshot' if table else 'resume'} {name}{table}`.".strip()
+    resume = f"cdc-replay resume {name}{table}"
+    retry = resume if table else f"cdc-replay replay {name}"
+    return f"{hint} Then `{retry}`; or without that transaction: `{resume} --skip {transaction}`.".strip()
+
+
+def _lag_beyond(subscription: SubscriptionStatus, bounds: Bounds) -> Iterator[Problem]:
+    subject = f"subscription {subscription.subscription}"
+    remedy = f"Run `cdc-replay sync {subscription.subscription}`."
+    seconds, size = subscription.lag_seconds, subscription.lag_bytes
+    if bounds.lag is not None and (seconds is None or seconds > bounds.lag.total_seconds()):
+        lag = "the lag is unknown" if seconds is None else f"it lags by {duration_in_words(seconds)}"
+        bound = duration_in_words(bounds.lag.total_seconds())
+        yield Problem(subject, f"{lag}, at most {bound} are allowed", remedy)
+    if bounds.lag_bytes is not None and (size is None or size > bounds.lag_bytes):
+        lag = "the lag is unknown" if size is None else f"it lags by {size_in_words(size)}"
+        yield Problem(subject, f"{lag}, at most {size_in_words(bounds.lag_bytes)} are allowed", remedy)
+
+
+def _proof_beyond(subscription: SubscriptionStatus, bounds: Bounds, now: dt.datetime) -> Iterator[Problem]:
+    if bounds.proof_age is None:
+        return
+    at = subscription.last_validation_at
+    age = None if at is None else now - dt.datetime.fromisoformat(at)
+    if age is None or age > bounds.proof_age:
+        proof = (
+            "it was never validated"
+            if age is None
+            else f"it was validated {duration_in_words(age.total_seconds())} ago"
+        )
+        allowed = duration_in_words(bounds.proof_age.total_seconds())
+        name = subscription.subscription
+        message = f"{proof}, at most {allowed} are allowed"
+        yield Problem(f"subscription {name}", message, f"Run `cdc-replay validate {name}`.")

@@ -1,0 +1,61 @@
+"""Help, version, completion and suggestions, at 80 columns."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cdc_replay.cli import app, main
+
+CONFIGURATION = """
+publishers: {shop: {dsn: "host=db1", change_log: ./log}}
+subscriptions:
+  nsw: {publisher: shop, publications: [p], dsn: "host=db2"}
+  vic: {publisher: shop, publications: [p], dsn: "host=db2"}
+"""
+COLUMNS = {"COLUMNS": "80", "TERM": "dumb"}
+
+
+def run(*arguments: str, **environment: str) -> str:
+    return CliRunner().invoke(app, arguments, env=COLUMNS | environment, prog_name="cdc-replay").output
+
+
+def ends(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return ended.value.code, capsys.readouterr().err
+
+
+def test_help_is_whole_and_in_groups() -> None:
+    shown = run("--help")
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "..." not in shown.replace("[ARGS]...", "")
+    groups = ["Set up", "Replicate", "Repair", "Look and prove", "Remove", "Scripts"]
+    assert sorted(groups, key=shown.index) == groups
+
+
+def test_version_is_that_of_the_package() -> None:
+    assert run("--version") == f"cdc-replay {importlib.metadata.version('cdc-replay')}\n"
+
+
+def test_nearest_command_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown = ends(capsys, "stauts")
+    assert (code, "Did you mean 'status'?" in shown) == (2, True)
+
+
+@pytest.mark.parametrize("option", ["--from", "--to"])
+def test_timestamp_without_a_zone_is_refused(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    given = {"--from": "0/1", "--to": "0/2"} | {option: "2026-01-31T12:00"}
+    code, shown = ends(capsys, "backfill", "s", *(word for pair in given.items() for word in pair))
+    assert (code, "Give 2026-01-31T12:00:00Z for UTC" in shown) == (2, True)
+
+
+def test_names_of_the_configuration_are_completed(tmp_path: Path) -> None:
+    file = tmp_path / "cdc_replay.yaml"
+    file.write_text(CONFIGURATION, encoding="utf-8")
+    asked = {"_CDC_REPLAY_COMPLETE": "complete_bash", "COMP_WORDS": "cdc-replay replay n", "COMP_CWORD": "2"}
+    assert run(**asked, CDC_REPLAY_CONFIG=str(file)).split() == ["nsw"]
+    assert run(**asked, CDC_REPLAY_CONFIG="/nonexistent").strip() == ""
