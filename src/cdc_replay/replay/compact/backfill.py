@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from cdc_replay.arrow.arrays import int_array
 from cdc_replay.arrow.take import take_rows
-from cdc_replay.model.frames import NetKind
+from cdc_replay.model.frames import GIVEN_UP, NetKind
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.subscription import SubscribedTable
 from cdc_replay.replay.compact.fold_frames import FoldChanges, FoldRules, net_batch
@@ -39,6 +39,7 @@ _DELETE: Final = {
     "update_missing": 0,
 }
 _ROWS_PER_BATCH: Final = 10_000
+_NOT_SENT: Final = f"u-{GIVEN_UP}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ def _keys(changes: pa.RecordBatch) -> Iterator[tuple[int, Key]]:
 
 
 def _is_complete_update(row: _Row) -> bool:
-    return row["kind"] == NetKind.UPDATE.value and not set(row["kinds"]) & set("u-x")
+    return row["kind"] == NetKind.UPDATE.value and not set(row["kinds"]) & set(_NOT_SENT)
 
 
 def _key_after(row: _Row, table: SubscribedTable) -> Key:
