@@ -55,7 +55,7 @@ def test_table_renamed_to_the_target_meanwhile_gets_nothing(
 
 def test_empty_window_advances_without_spark(subscriber: Database) -> None:
     subscriber.run(TABLES)
-    target = Target(None, subscriber.dsn, PUBLISHED)  # type: ignore[arg-type]
+    target = Target(subscriber.dsn, PUBLISHED)
     tables = tuple(target.window().tables)
     request = ApplyRequest(target.subscription, subscriber.dsn, tables, Lsn(500))
     recorded: list[Applied] = []
