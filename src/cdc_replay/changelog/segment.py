@@ -255,6 +255,16 @@ def read_columns(group: RowGroup, names: Sequence[str], window: Window) -> pa.Ta
     return columns.filter(inside)
 
 
+def first_position(group: RowGroup) -> tuple[int, int]:
+    """The commit LSN and seq of a row group's first message.
+
+    Raises:
+        ChangeLogDamaged: as for `read_row_group`.
+    """
+    first = _read(group, ["commit_lsn", "seq"]).slice(0, 1).to_pylist()[0]
+    return first["commit_lsn"], first["seq"]
+
+
 def _read(group: RowGroup, names: Sequence[str] | None) -> pa.Table:
     file = Location.parse(group.uri)
     try:

@@ -19,14 +19,12 @@ import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-from pyspark.sql import functions as F
+from typing import Final
 
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.errors import InvalidConfiguration, InvalidLsn, SubscriberNotReady
+from cdc_replay.errors import CdcReplayError, InvalidConfiguration, InvalidLsn, SubscriberNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.frames import NetKind
 from cdc_replay.model.lsn import Lsn, Window
@@ -36,37 +34,26 @@ from cdc_replay.model.results import BackfillResult
 from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subscription
 from cdc_replay.model.timestamp import parse_timestamp_us
 from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.replay.apply.session import Applied, ApplyRequest, apply_window
-from cdc_replay.replay.compact import (
-    WindowFacts,
-    as_repair,
-    as_upsert,
-    fold_frame,
-    has_missing_values,
-    scan_window,
-    without_marks,
-)
+from cdc_replay.replay.apply.session import Applied, ApplyRequest, open_apply_session
+from cdc_replay.replay.apply.staging import Stager
+from cdc_replay.replay.compact import NullRule, Repair, Revision, Upsert, WindowFacts
 from cdc_replay.replay.engine import replay_sessions
-from cdc_replay.replay.log_window import decode_window, definitions
+from cdc_replay.replay.log_window import definitions
 from cdc_replay.replay.publisher_fence import open_fences
 from cdc_replay.replay.route.routes import Route, Routes, Target, plan_routes
-from cdc_replay.replay.route.spark_router import Routed, route
+from cdc_replay.replay.routing_groups import window_job
 from cdc_replay.replay.table_rewrites import rewrites_in
-from cdc_replay.replay.toast import ChangeHistory, resolve_values
+from cdc_replay.replay.toast import ChangeHistory
 from cdc_replay.replay.toast.sources import ToastSources
-from cdc_replay.replay.toast.window import PublisherAccess
+from cdc_replay.replay.toast.window import PublisherAccess, stage_with_values
 from cdc_replay.replay.unsubscribed_tables import tables_renamed_to
+from cdc_replay.replay.window_job import RoutingGroup, StagedGroup, WindowJob
 from cdc_replay.spark.errors import translated_spark_errors
-from cdc_replay.spark.session import spark_session, tune_for
 from cdc_replay.subscriber import state_schema, subscription_lock, subscription_records
 from cdc_replay.subscriber.as_owner import has_rows
 from cdc_replay.subscriber.session import SubscriptionSession
 from cdc_replay.subscriber.target_checks import check_targets
 from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 _SLOT_OF_LOG: Final = """
     select from pg_replication_slots, pg_control_system()
@@ -84,19 +71,14 @@ class _Destination:
 
 @dataclass(frozen=True, slots=True)
 class _BackfillRange:
-    """A range to apply: `read_window` of the log, and the `wanted` part of it whose rows are applied.
-
-    A row of the tables in `whole` is inserted if an UPDATE has all of it and matches none.
-    """
+    """A range to apply: `read_window` of the log, of which `revision` takes what is wanted."""
 
     change_log: ChangeLog
     read_window: Window
-    wanted: Window
     routes: Routes
-    whole: tuple[SubscribedTable, ...]
+    revision: Revision
     destination: _Destination
     publisher: PublisherAccess
-    is_repair: bool
 
 
 def backfill_range(
@@ -129,8 +111,9 @@ def backfill_range(
     with _open_destination(session, change_log, into) as destination, open_fences(source) as fences:
         routes, targets = _plan_routes(change_log, session, destination, read)
         whole = _tables_to_upsert(routes, targets, destination, is_repair=is_repair)
+        revision = _repair(routes, whole, wanted) if is_repair else Upsert(whole)
         publisher = PublisherAccess(source, fences)
-        backfill = _BackfillRange(change_log, read, wanted, routes, whole, destination, publisher, is_repair)
+        backfill = _BackfillRange(change_log, read, routes, revision, destination, publisher)
         with translated_spark_errors(f'backfill of subscription "{name}"'):
             counts, applied = _apply(backfill, dry_run=dry_run)
     summary = change_log.summary(wanted)
@@ -284,7 +267,7 @@ def _tables_to_upsert(
     destination: _Destination,
     *,
     is_repair: bool,
-) -> tuple[SubscribedTable, ...]:
+) -> dict[int, SubscribedTable]:
     """The tables where an UPDATE that was sent proves that the row exists, or that are to be filled.
 
     If UPDATEs of rows are published whose INSERT is not (another filter, or another publish action), an
@@ -301,13 +284,17 @@ def _tables_to_upsert(
         )
     unproven = {route.target.index for route in routes.routes if not _updates_prove_rows(route)}
     if is_repair or not unproven:
-        return tuple(table for table in routes.tables if table.index not in unproven)
+        return {table.index: table for table in routes.tables if table.index not in unproven}
     with connect(destination.dsn, purpose=f"backfill {destination.subscription.name}") as connection:
-        return tuple(
-            table
+        return {
+            table.index: table
             for table in routes.tables
             if table.index not in unproven or not has_rows(connection, targets[table.name])
-        )
+        }
+
+
+def _repair(routes: Routes, whole: Mapping[int, SubscribedTable], wanted: Window) -> Repair:
+    return Repair(wanted.upto, {table.index: table for table in routes.tables}, frozenset(whole))
 
 
 def _updates_prove_rows(planned_route: Route) -> bool:
@@ -319,115 +306,56 @@ def _updates_prove_rows(planned_route: Route) -> bool:
 
 def _apply(backfill: _BackfillRange, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
     """The routing's counts, and what was applied or, in a dry run, would be."""
-    if not backfill.routes.routes:
+    routes, destination = backfill.routes, backfill.destination
+    if not routes.routes:
         return {}, Applied()
-    spark = spark_session("cdc-replay")
-    tune_for(spark, backfill.change_log.summary(backfill.read_window).messages)
-    changes = decode_window(spark, backfill.change_log, backfill.read_window)
-    routed_range = _route_range(backfill, changes)
-    if not routed_range.facts.unsent or dry_run:
-        return _apply_routed(backfill, routed_range, dry_run=dry_run)
-    for history, is_last in _toast_sources(backfill, changes, routed_range.facts):
-        entries = [(commit_lsn, seq) for _, commit_lsn, seq in routed_range.facts.unsent]
-        with resolve_values(history, entries) as values:
-            completed = _route_range(backfill, values.merge_into(changes))
-            if is_last or values.unknown == 0 or not has_missing_values(completed.net):
-                return _apply_routed(backfill, completed, dry_run=False)
-    raise AssertionError("the last history is the last")
+    subscription = destination.subscription
+    group = RoutingGroup(
+        routes, subscription.origin, subscription.on_conflict, (), revision=backfill.revision
+    )
+    job = window_job(backfill.change_log, backfill.read_window, backfill.publisher.source.dsn)
+    if dry_run:
+        return _count(job, group)
+    request = ApplyRequest(subscription, destination.dsn, routes.tables, backfill.read_window.upto)
+    with open_apply_session(request) as session:
+        stagers = (Stager.of(session.tables, destination.dsn),)
+        staged, facts = _stage(backfill, job, dataclasses.replace(group, stagers=stagers))
+        failpoint("replay.after_staging")
+        (tables,) = staged.staged
+        if isinstance(tables, CdcReplayError):
+            raise tables
+        return dict(staged.facts.counts), session.apply(tables, facts.truncations)
+
+
+def _count(job: WindowJob, group: RoutingGroup) -> tuple[dict[str, int], Applied]:
+    (counted,) = job.stage([group])
+    facts = counted.facts.window_facts()
+    if facts.unsent:
+        (counted,) = job.stage([dataclasses.replace(group, facts=facts)])
+    net = counted.facts.net
+    inserts, updates, deletes = (net[kind.value] for kind in (NetKind.INSERT, NetKind.UPDATE, NetKind.DELETE))
+    return dict(counted.facts.counts), Applied(inserts, updates, deletes, len(facts.truncations))
+
+
+def _stage(backfill: _BackfillRange, job: WindowJob, group: RoutingGroup) -> tuple[StagedGroup, WindowFacts]:
+    """What is staged of the range, with unsent values as far as they are found, and the range's facts."""
+    (staged,) = job.stage([group])
+    facts = staged.facts.window_facts()
+    if facts.unsent:
+        for history, is_last in _toast_sources(backfill, job, facts):
+            nulls = NullRule(backfill.read_window)
+            staged, unknown = stage_with_values(job, group, facts, history, nulls)
+            if is_last or unknown == 0 or staged.facts.missing.rows == 0:
+                break
+    return staged, facts
 
 
 def _toast_sources(
-    backfill: _BackfillRange, changes: DataFrame, facts: WindowFacts
+    backfill: _BackfillRange, job: WindowJob, facts: WindowFacts
 ) -> Iterator[tuple[ChangeHistory, bool]]:
     """Where to look for unsent values, and whether that is the last one."""
-    sources, spark = ToastSources(backfill.change_log.uri, backfill.routes, facts), changes.sparkSession
-    yield sources.in_window(changes, backfill.read_window), False
+    sources = ToastSources(job.session, backfill.change_log.uri, backfill.routes, facts)
+    yield sources.in_window(backfill.read_window), False
     fence = backfill.publisher.fences.fence_for(backfill.read_window)
-    yield sources.at_fence(spark, fence, backfill.read_window.after), False
-    yield sources.at_fence_with_whole_log(spark, fence, backfill.read_window.after), True
-
-
-@dataclass(frozen=True, slots=True)
-class _RoutedRange:
-    routed: Routed
-    facts: WindowFacts
-    net: DataFrame
-
-
-def _route_range(backfill: _BackfillRange, changes: DataFrame) -> _RoutedRange:
-    subscription = backfill.destination.subscription
-    routed = route(
-        changes, backfill.routes, origin=subscription.origin, publisher_dsn=backfill.publisher.source.dsn
-    )
-    touched = _changes_of_touched_rows(routed.changes, backfill.wanted, backfill.read_window)
-    facts = scan_window(touched)
-    net = fold_frame(
-        touched, facts, backfill.routes.tables, backfill.read_window, policy=subscription.on_conflict
-    )
-    net = without_marks(net)
-    if backfill.is_repair:
-        net = as_repair(net, _keys(touched), backfill.routes.tables, backfill.whole)
-    else:
-        net = as_upsert(net, backfill.whole)
-    return _RoutedRange(routed, facts, net)
-
-
-def _apply_routed(
-    backfill: _BackfillRange, routed_range: _RoutedRange, *, dry_run: bool
-) -> tuple[dict[str, int], Applied]:
-    truncations = routed_range.facts.truncations
-    if dry_run:
-        applied = _count_changes(routed_range.net, len(truncations))
-        return routed_range.routed.counts.get, applied
-    destination = backfill.destination
-    request = ApplyRequest(
-        destination.subscription, destination.dsn, backfill.routes.tables, backfill.read_window.upto
-    )
-    applied = apply_window(routed_range.net, request, truncations)
-    return routed_range.routed.counts.get, applied
-
-
-def _changes_of_touched_rows(routed: DataFrame, wanted: Window, read: Window) -> DataFrame:
-    """All changes of the rows that the wanted part of the range touches, under any of their keys.
-
-    A later TRUNCATE has emptied the table since: then everything after it belongs to the range.
-    """
-    if read == wanted:
-        return routed
-    later = F.col("commit_lsn") > wanted.upto.value
-    keys = _keys(routed.where(~later))
-    truncated = routed.where(later & (F.col("kind") == "T")).select("target").distinct()
-    while True:
-        touched = _with_keys(routed, keys)
-        more = _keys(touched)
-        if more.count() == keys.count():
-            break
-        keys = more.localCheckpoint()
-    emptied = F.broadcast(truncated.withColumnRenamed("target", "emptied"))
-    truncated_changes = routed.join(emptied, F.col("target") == F.col("emptied"), "left_semi")
-    unaffected = touched.join(emptied, F.col("target") == F.col("emptied"), "left_anti")
-    return unaffected.unionByName(truncated_changes)
-
-
-def _keys(changes: DataFrame) -> DataFrame:
-    both = F.explode(F.array_compact(F.array("search_key", "new_key")))
-    return changes.select("target", both.alias("key")).distinct()
-
-
-def _with_keys(routed: DataFrame, keys: DataFrame) -> DataFrame:
-    selected = keys.select(F.col("target").alias("known_target"), F.col("key").alias("known_key"))
-    same = (F.col("target") == F.col("known_target")) & (
-        (F.col("search_key") == F.col("known_key")) | (F.col("new_key") == F.col("known_key"))
-    )
-    rows = routed.where(F.col("kind") != "T").join(selected, same, "left_semi")
-    return rows.unionByName(routed.where(F.col("kind") == "T"))
-
-
-def _count_changes(net: DataFrame, truncations: int) -> Applied:
-    counts = {row["kind"]: row["count"] for row in net.groupBy("kind").count().collect()}
-    return Applied(
-        insert=counts.get(NetKind.INSERT.value, 0),
-        update=counts.get(NetKind.UPDATE.value, 0),
-        delete=counts.get(NetKind.DELETE.value, 0),
-        truncate=truncations,
-    )
+    yield sources.at_fence(fence, backfill.read_window.after), False
+    yield sources.at_fence_with_whole_log(fence, backfill.read_window.after), True

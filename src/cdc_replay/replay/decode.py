@@ -9,14 +9,15 @@ Spark reports an exception of a task as text only: the text names segment, row g
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
-from cdc_replay.changelog.segment import RowGroup, read_columns, read_row_group
+from cdc_replay.changelog.segment import RowGroup, first_position, read_columns, read_row_group
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.frames import CHANGES
 from cdc_replay.model.lsn import Window
@@ -35,6 +36,9 @@ BATCH_ROWS: Final = 32_768
 """Rows per batch for Spark."""
 
 _GROUPS_SEEN: Final = 16
+
+ChangePosition: TypeAlias = tuple[int, int]
+"""Commit LSN and seq, which identify a row change."""
 
 
 def _tasks(groups: Sequence[RowGroup], count: int) -> tuple[tuple[RowGroup, ...], ...]:
@@ -98,8 +102,13 @@ class LogReader:
                 counts[row["values"].as_py() or 0] += row["counts"].as_py()
         return counts
 
+    def tasks_of(self, positions: Iterable[ChangePosition]) -> list[int]:
+        """The task that reads the change at each of these positions of the window."""
+        starts = [first_position(groups[0]) for groups in self.tasks]
+        return [bisect.bisect_right(starts, position) - 1 for position in positions]
+
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The row changes and TRUNCATEs of the window, in CHANGES columns.
+        """The row changes and TRUNCATEs of the window, in CHANGES columns, for readers of a row's history.
 
         Rows are in no particular order; (`commit_lsn`, `seq`) orders them.
         """

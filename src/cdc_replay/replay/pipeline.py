@@ -300,7 +300,7 @@ def _apply(
     if isinstance(staging, CdcReplayError):
         raise staging
     if staging.survey.unsent:
-        apply_with_toast(plan, staging.survey, publisher, record)
+        apply_with_toast(plan, session, staging.survey, publisher, record)
         return
     session.apply(
         staging.staged, staging.survey.truncations, before_commit=record(plan, lambda: staging.counts)

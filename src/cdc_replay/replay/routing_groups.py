@@ -56,12 +56,18 @@ def stage_windows(
     window = Window(min(plan.window.after for plan in plans), plans[0].window.upto)
     try:
         with translated_spark_errors(f"replay of {', '.join(plan.name for plan in plans)}"):
-            spark = spark_session("cdc-replay")
-            reader = log_reader(change_log, window, cores=spark.sparkContext.defaultParallelism)
-            tune_for(spark, reader.rows)
+            job = window_job(change_log, window, publisher_dsn)
     except SparkJobFailed as error:
         return {plan.name: error for plan in plans}
-    return _stage_groups(WindowJob(spark, reader, publisher_dsn), _group_by_routing(windows))
+    return _stage_groups(job, _group_by_routing(windows))
+
+
+def window_job(change_log: ChangeLog, window: Window, publisher_dsn: str) -> WindowJob:
+    """The job of a window of the log, with Spark tuned for it."""
+    spark = spark_session("cdc-replay")
+    reader = log_reader(change_log, window, cores=spark.sparkContext.defaultParallelism)
+    tune_for(spark, reader.rows)
+    return WindowJob(spark, reader, publisher_dsn)
 
 
 def _group_by_routing(windows: Sequence[PlannedSession]) -> list[list[PlannedSession]]:
@@ -93,7 +99,7 @@ def _stage_groups(job: WindowJob, groups: Sequence[Sequence[PlannedSession]]) ->
     names = [[plan.name for plan, _ in group] for group in groups]
     try:
         with translated_spark_errors(f"replay of {', '.join(itertools.chain.from_iterable(names))}"):
-            results = job.stage([_routing_group(group) for group in groups])
+            results = job.stage([routing_group(group) for group in groups])
     except CdcReplayError as error:
         if len(groups) == 1:
             return dict.fromkeys(names[0], error)
@@ -108,7 +114,8 @@ def _stage_groups(job: WindowJob, groups: Sequence[Sequence[PlannedSession]]) ->
     }
 
 
-def _routing_group(windows: Sequence[PlannedSession]) -> RoutingGroup:
+def routing_group(windows: Sequence[PlannedSession]) -> RoutingGroup:
+    """Windows that see the same changes and apply them alike, as a group."""
     plan = windows[0][0]
     subscription = plan.session.subscription
     stagers = tuple(Stager.of(session.tables, window_plan.session.dsn) for window_plan, session in windows)

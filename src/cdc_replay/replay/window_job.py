@@ -1,8 +1,10 @@
 """The Spark job of one window: log → changes → routed → net changes → staging tables.
 
-    map, one task per run of row groups      read, decode; route and pack for each routing group
+    map, one task per run of row groups      read, decode, put values in place that were looked for (R4.6);
+                                             route and pack for each routing group
     shuffle                                  packed pieces
-    reduce, one task per part or several     fold; COPY into the staging tables of each subscription
+    reduce, one task per part or several     fold, revise for a backfill; COPY into the staging tables of each
+                                             subscription
 
 A *routing group* is subscriptions that see the same changes and apply them alike. All groups share reading
 and decoding the log; subscriptions of one group share everything but their staging tables. Rows do not enter
@@ -20,7 +22,7 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -29,7 +31,7 @@ from pyspark.sql import functions as F
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.subscription import ConflictPolicy, OriginPolicy
 from cdc_replay.replay.apply.staging import PARTS, PARTS_DDL, StagedTable, Stager, collect_staged, stage_with
-from cdc_replay.replay.compact import FoldRules, WindowFacts, fold_rules
+from cdc_replay.replay.compact import NO_FACTS, FoldRules, NullRule, Revision, WindowFacts, fold_rules
 from cdc_replay.replay.compact.chunk_facts import ChunkFacts, chunk_facts
 from cdc_replay.replay.compact.shuffle import (
     BYTES_PER_PART,
@@ -41,6 +43,7 @@ from cdc_replay.replay.compact.shuffle import (
     read_partitions,
 )
 from cdc_replay.replay.decode import LogReader
+from cdc_replay.replay.entered_values import EnteredValues, ResolvedEntries
 from cdc_replay.replay.route.group_router import GroupRouter
 from cdc_replay.replay.route.route_index import DecodedChanges, RouteIndex
 from cdc_replay.replay.route.routes import Routes
@@ -49,9 +52,10 @@ from cdc_replay.spark.session import SMALL_WINDOW_ROWS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-_NO_FACTS: Final = WindowFacts((), ())
 _MAX_PARTS_PER_TASK: Final = 3
 """Parts whose rows a task keeps, while it writes them to several subscriptions in turn."""
+_SLICE_BITS: Final = 10
+"""Bits of a chunk's number for the parts of its row group."""
 _ROWS_PER_SHARE: Final = 2_000
 """Fewer deferred changes are not worth another task."""
 
@@ -63,20 +67,25 @@ _RESULT_DDL: Final = f"group int, stager int, facts binary, {PARTS_DDL}"
 class RoutingGroup:
     """Subscriptions that see the same changes and apply them alike.
 
-    `stagers` write into the staging tables of each of them.
+    `stagers` write into the staging tables of each of them; without one, net changes are only counted. With
+    `facts`, which must be those of the window, all changes are staged: values that are still unsent (R4.6)
+    become what `nulls` says.
     """
 
     routes: Routes
     origin: OriginPolicy
     policy: ConflictPolicy
     stagers: tuple[Stager, ...]
+    facts: WindowFacts = NO_FACTS
+    nulls: NullRule | None = None
+    revision: Revision | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StagedGroup:
     """The result of a window for a routing group: by stager, what is staged by target, or why it is not.
 
-    If `facts` have unsent values (R4.6), what is staged does not count.
+    If `facts` have unsent values (R4.6) that were not known before, what is staged does not count.
     """
 
     facts: ChunkFacts
@@ -90,6 +99,8 @@ class WindowJob:
     session: SparkSession
     reader: LogReader
     publisher_dsn: str
+    entries: ResolvedEntries | None = None
+    """Values that were not sent, and are put in place."""
 
     def stage(self, groups: Sequence[RoutingGroup]) -> tuple[StagedGroup, ...]:
         """Stage the window's net changes for all groups.
@@ -99,7 +110,7 @@ class WindowJob:
                 a filter cannot be evaluated, a row cannot be found by what was sent, the log is damaged.
         """
         assignments = self._assign_partitions([group.routes for group in groups])
-        window_facts = [_NO_FACTS] * len(groups)
+        window_facts = [group.facts for group in groups]
         staged: dict[int, StagedGroup] = {}
         while waiting := [group_id for group_id in range(len(groups)) if group_id not in staged]:
             rounds = {
@@ -112,7 +123,7 @@ class WindowJob:
             for group_id, group_round in rounds.items():
                 group, group_facts = groups[group_id], facts[group_id]
                 window_facts[group_id] = group_facts.window_facts()
-                if window_facts[group_id].unsent:
+                if window_facts[group_id].unsent and not group.facts.unsent:
                     # What tasks staged without the unsent values does not count.
                     staged[group_id] = StagedGroup(group_facts, tuple({} for _ in group.stagers))
                 elif group_facts.deferred:
@@ -120,6 +131,7 @@ class WindowJob:
                 elif not group_facts.is_void:
                     staged[group_id] = StagedGroup(group_facts, _collect_by_stager(rows[group_id], group))
             for group_id, deferred_rows in self._fold_deferred(deferred).items():
+                facts[group_id].add(_join_facts(deferred_rows))
                 tables = _collect_by_stager(rows[group_id] + deferred_rows, groups[group_id])
                 staged[group_id] = StagedGroup(facts[group_id], tables)
         return tuple(staged[group_id] for group_id in range(len(groups)))
@@ -141,11 +153,14 @@ class WindowJob:
         )
         map_task = _MapTask(self.reader, index, mappers, self.publisher_dsn)
         reducers = tuple((group_round.rules, group_round.group.stagers) for group_round in rounds)
-        pieces = self.reader.task_ids(self.session).mapInArrow(map_task.run, PIECES_DDL)
-        subscriptions = sum(len(group_round.group.stagers) for group_round in rounds)
-        tasks = len(rounds) * self._tasks_per_group(parts, len(rounds), subscriptions)
-        task = F.expr(f"cast(part as bigint) * {tasks} div {parts * len(rounds)}").cast("int")
-        shuffled = pieces.repartitionById(tasks, task) if tasks > 1 else pieces.coalesce(1)
+        tasks = self.reader.task_ids(self.session)
+        if self.entries is not None:
+            tasks = self.entries.by_task(self.reader)
+        pieces = tasks.mapInArrow(map_task.run, PIECES_DDL)
+        subscriptions = sum(max(1, len(group_round.group.stagers)) for group_round in rounds)
+        count = len(rounds) * self._tasks_per_group(parts, len(rounds), subscriptions)
+        task = F.expr(f"cast(part as bigint) * {count} div {parts * len(rounds)}").cast("int")
+        shuffled = pieces.repartitionById(count, task) if count > 1 else pieces.coalesce(1)
         return shuffled.mapInArrow(_ReduceTask(reducers, parts).run, _RESULT_DDL)
 
     def _tasks_per_group(self, parts: int, groups: int, subscriptions: int) -> int:
@@ -163,6 +178,8 @@ class WindowJob:
 
     def _parts_per_group(self) -> int:
         rows, size_bytes = self.reader.rows, self.reader.size_bytes
+        if self.entries is not None:
+            size_bytes += self.entries.size_bytes
         if rows < SMALL_WINDOW_ROWS and size_bytes < BYTES_PER_PART:
             return 1
         cores = self.session.sparkContext.defaultParallelism
@@ -219,7 +236,11 @@ class _GroupRound:
 
     @classmethod
     def prepare(cls, group: RoutingGroup, facts: WindowFacts, assignment: PartitionAssignment) -> _GroupRound:
-        return cls(group, facts, assignment, fold_rules(group.routes.tables, facts, group.policy))
+        rules = fold_rules(group.routes.tables, facts, group.policy)
+        if group.revision is not None or group.nulls is not None:
+            # Such net changes are not folded again by apply: their tables are folded by whole rows.
+            rules = replace(rules, by_leaf=frozenset(), revision=group.revision, nulls=group.nulls)
+        return cls(group, facts, assignment, rules)
 
     def mapper(self, index: RouteIndex, first_part: int, groups: int) -> _GroupMapper:
         router = GroupRouter.from_routes(self.group.routes, self.group.origin, index)
@@ -256,24 +277,28 @@ class _MapTask:
     groups: tuple[_GroupMapper, ...]
     publisher_dsn: str
 
-    def run(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in tasks:
-            for task_id in batch.column("id").to_pylist():
-                yield from self._run_task(task_id)
+    def run(self, partition: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if (task := EnteredValues.of_partition(partition)) is not None:
+            yield from self._run_task(*task)
 
-    def _run_task(self, task_id: int) -> Iterator[pa.RecordBatch]:
+    def _run_task(self, task_id: int, values: EnteredValues) -> Iterator[pa.RecordBatch]:
         facts = [ChunkFacts() for _ in self.groups]
         with contextlib.ExitStack() as stack:
             sessions = [
                 stack.enter_context(group.router.open_session(self.publisher_dsn)) for group in self.groups
             ]
-            for chunk, batch in self.reader.chunks(task_id):
+            for chunk, batch in self._chunks(task_id, values):
                 changes = DecodedChanges.from_batch(batch, self.index)
                 for group, session, group_facts in zip(self.groups, sessions, facts, strict=True):
                     routed, counts = group.router.route(changes, session)
                     yield from group.write(routed, chunk, chunk_facts(routed, chunk, counts), group_facts)
         for group, group_facts in zip(self.groups, facts, strict=True):
             yield from group.writer.write_facts(group_facts)
+
+    def _chunks(self, task_id: int, values: EnteredValues) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for row_group, batch in self.reader.chunks(task_id):
+            for part, changes in enumerate(values.complete(batch)):
+                yield (row_group << _SLICE_BITS) + part, changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +360,15 @@ class _DeferredFold:
 
 
 def _stage(group: int, stagers: Sequence[Stager], net: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Stage net changes (NET) of a group by each of its stagers; what was staged (`_RESULT`)."""
+    """Stage net changes (NET) of a group by each of its stagers; what was staged (`_RESULT`).
+
+    Without a stager they are counted.
+    """
+    if not stagers:
+        kinds = Counter(kind for batch in net for kind in batch["kind"].to_pylist())
+        row = {"group": group, "facts": ChunkFacts(net=kinds).dump()}
+        yield pa.RecordBatch.from_pylist([row], schema=_RESULT)
+        return
     for stager, staged in enumerate(stage_with(stagers, net)):
         ids = [pa.repeat(pa.scalar(position, pa.int32()), staged.num_rows) for position in (group, stager)]
         no_facts = pa.nulls(staged.num_rows, pa.binary())

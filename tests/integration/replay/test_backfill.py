@@ -175,16 +175,19 @@ def test_range_may_be_given_by_timestamps(history: History) -> None:
 
 
 def test_table_truncated_since_gets_the_changes_after_the_truncate(history: History) -> None:
-    """The TRUNCATE empties what the range wrote; later rows are part of the repair."""
+    """In the range or after it: the TRUNCATE empties what was written; later rows are part of the repair."""
     history.twin.publish(
         "truncate t;\ninsert into t values (8, 8), (9, 9);\nupdate t set a = 90 where id = 9"
     )
+    history.positions.append(history.twin.position())
+    history.twin.publish("insert into t values (10, 10)")
     history.twin.sync_ours()
-    history.ours.run("insert into t values (4, 4); delete from t where id = 8")
+    for begin, end in ((0, 1), (4, 5)):
+        history.ours.run("insert into t values (4, 4); delete from t where id = 8")
 
-    history.fill(0, 1)
+        history.fill(begin, end)
 
-    assert shared(history.ours) == [(8, 8), (9, 90)]
+        assert shared(history.ours) == [(8, 8), (9, 90), (10, 10)]
 
 
 def test_range_that_cannot_be_replayed_is_refused(history: History) -> None:

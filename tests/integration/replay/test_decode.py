@@ -243,3 +243,23 @@ def test_damaged_message_outside_of_the_window_is_ignored(spark: SparkSession, t
         LogReader.for_cores(groups, window, {TABLE.version: TABLE}, [(0, 0)], cores=2).frame(spark).count()
         == 1
     )
+
+
+def test_position_belongs_to_the_task_that_reads_it(tmp_path: Path) -> None:
+    """A transaction may span several tasks, and a row group before it may hold none of the window."""
+    placed = [[(100, 0), (101, 0)], [(101, 1), (101, 2)], [(101, 3), (105, 0)], [(105, 2)]]
+    batches = [
+        log_batch([log_row(GOOD, commit_lsn=lsn) | {"seq": seq} for lsn, seq in rows]) for rows in placed
+    ]
+    groups = write_segment(tmp_path, "test", batches)
+    reader = LogReader.for_cores(
+        groups, Window(Lsn(100), Lsn(105)), {TABLE.version: TABLE}, [(0, 0)], cores=2
+    )
+    found = {
+        (row["commit_lsn"], row["seq"]): task
+        for task in range(len(reader.tasks))
+        for _, batch in reader.chunks(task)
+        for row in batch.to_pylist()
+    }
+    assert len(set(found.values())) > 2
+    assert reader.tasks_of(found) == list(found.values())

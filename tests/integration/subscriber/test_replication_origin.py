@@ -14,7 +14,6 @@ from integration.replay.apply.windows import Target
 
 if TYPE_CHECKING:
     import pytest
-    from pyspark.sql import SparkSession
 
 BEFORE = [(1, 1, "x"), (2, 2, "y"), (3, 3, "z")]
 NOW = """
@@ -26,7 +25,7 @@ NOW = """
 
 
 def test_a_subscription_with_origin_none_gets_only_local_changes(
-    spark: SparkSession, subscriber: Database, onward: tuple[Database, Database]
+    subscriber: Database, onward: tuple[Database, Database]
 ) -> None:
     subscriber.run(f"{TABLES}; create publication onward for table t, u")
     by_option = dict(zip(("any", "none"), onward, strict=True))
@@ -36,7 +35,7 @@ def test_a_subscription_with_origin_none_gets_only_local_changes(
         natives.append(NativeSubscription(subscriber, database, f"{option}_{subscriber.name}"))
         natives[-1].create(["onward"], {"copy_data": False, "origin": option})
 
-    assert run_once(Target(spark, subscriber.dsn, PUBLISHED))
+    assert run_once(Target(subscriber.dsn, PUBLISHED))
     subscriber.run("insert into t values (9, 9, 'here')")
     for native in natives:
         native.wait()
@@ -48,10 +47,10 @@ def test_a_subscription_with_origin_none_gets_only_local_changes(
     assert by_option["none"].rows("table u") == []
 
 
-def test_an_origin_exists_only_during_a_window(spark: SparkSession, subscriber: Database) -> None:
+def test_an_origin_exists_only_during_a_window(subscriber: Database) -> None:
     """Native subscriptions need the few origins of a server."""
     subscriber.run(TABLES)
-    target = Target(spark, subscriber.dsn, PUBLISHED)
+    target = Target(subscriber.dsn, PUBLISHED)
     during: list[tuple[str, bool]] = []
     target.apply(
         target.window(), before_commit=lambda connection, _: during.extend(connection.execute(NOW).fetchall())
@@ -62,10 +61,10 @@ def test_an_origin_exists_only_during_a_window(spark: SparkSession, subscriber: 
 
 
 def test_an_origin_of_a_killed_process_is_reused_and_dropped_with_the_subscription(
-    spark: SparkSession, subscriber: Database
+    subscriber: Database,
 ) -> None:
     subscriber.run(TABLES)
-    target = Target(spark, subscriber.dsn, PUBLISHED)
+    target = Target(subscriber.dsn, PUBLISHED)
     with connect(subscriber.dsn, purpose="test") as connection:
         name = origin.origin_name(connection, "nsw")
         connection.execute("select pg_replication_origin_create(%s)", (name,))
@@ -77,7 +76,6 @@ def test_an_origin_of_a_killed_process_is_reused_and_dropped_with_the_subscripti
 
 
 def test_a_role_without_origin_privileges_applies_with_a_warning_that_names_the_grants(
-    spark: SparkSession,
     subscriber: Database,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -91,7 +89,7 @@ def test_a_role_without_origin_privileges_applies_with_a_warning_that_names_the_
     )
     try:
         dsn = subscriber.cluster.dsn(subscriber.name, role)
-        target = Target(spark, dsn, PUBLISHED, run_as_owner=True)
+        target = Target(dsn, PUBLISHED, run_as_owner=True)
         assert run_once(target)
         assert subscriber.rows("table t order by id") == EXPECTED
         assert our_origins(subscriber) == []
@@ -101,7 +99,7 @@ def test_a_role_without_origin_privileges_applies_with_a_warning_that_names_the_
 
         subscriber.run(f"{granted} to {role}")
         during: list[tuple[str, bool]] = []
-        again = Target(spark, target.dsn, PUBLISHED, run_as_owner=True)
+        again = Target(target.dsn, PUBLISHED, run_as_owner=True)
         subscriber.run(f"grant execute on function pg_replication_origin_session_is_setup() to {role}")
         again.apply(
             again.window(),

@@ -29,7 +29,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -45,7 +45,7 @@ from cdc_replay.replay.apply.conflicts import apply_errors
 from cdc_replay.replay.apply.lock_retry import retry_on_lock
 from cdc_replay.replay.apply.merge import MergeResult, merge
 from cdc_replay.replay.apply.stage_table import StageTable, drop_staging, stage_table
-from cdc_replay.replay.apply.staging import StagedTable, stage_frame
+from cdc_replay.replay.apply.staging import StagedTable
 from cdc_replay.replay.contingent_changes import Refold
 from cdc_replay.subscriber.apply_connection import connect_as_apply_worker, set_lock_timeout
 from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on
@@ -54,9 +54,6 @@ from cdc_replay.subscriber.target_checks import check_names, check_targets, rena
 from cdc_replay.subscriber.target_statements import target_reference
 from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 from cdc_replay.subscriber.triggers import disable_statement_triggers
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -257,24 +254,6 @@ def open_apply_session(
             # If this fails, the next run finds the tables by name.
             with contextlib.suppress(psycopg.Error):
                 drop_staging(connection, name, run=run)
-
-
-def apply_window(
-    net: DataFrame,
-    request: ApplyRequest,
-    truncations: Sequence[Truncation],
-    *,
-    before_commit: BeforeCommit | None = None,
-) -> Applied:
-    """Stage `net` (NET), and apply it after the `truncations` of the window.
-
-    Raises:
-        CdcReplayError: as `open_apply_session`, `stage_frame` and `ApplySession.apply`.
-    """
-    with open_apply_session(request) as session:
-        staged = stage_frame(net, session.tables, request.dsn)
-        failpoint("replay.after_staging")
-        return session.apply(staged, truncations, before_commit=before_commit)
 
 
 def advance_only(request: ApplyRequest, before_commit: BeforeCommit) -> None:

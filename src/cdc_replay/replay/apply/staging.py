@@ -37,11 +37,10 @@ from cdc_replay.replay.apply.conflicts import staging_error
 from cdc_replay.replay.apply.encoding import CsvEncoder, CsvRows, StagedPart
 from cdc_replay.replay.apply.stage_table import StageTable, copy_statement
 from cdc_replay.replay.apply.transient_keys import tracks_integer_keys
-from cdc_replay.spark.nullable_lists import map_in_arrow
 from cdc_replay.subscriber.apply_connection import connect_to_write
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import Row
 
 PARTS: Final = pa.schema([("staged", pa.binary())])
 PARTS_DDL: Final = "staged binary"
@@ -87,20 +86,6 @@ class StagedTable:
     def transient_keys(self) -> Int64s:
         """The keys of transient rows that are not staged, in any order."""
         return np.concatenate([part.transient_keys.keys for part in self.parts])
-
-
-def stage_frame(net: DataFrame, tables: Iterable[StageTable], dsn: str) -> dict[int, StagedTable]:
-    """Write `net` (NET) into staging tables, from the executors; returns what was staged, by target.
-
-    Raises:
-        CdcReplayError: if a value does not fit its target column, or the subscriber cannot be written.
-    """
-    stager = Stager.of(tables, dsn)
-
-    def stage_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from stage_with([stager], batches)
-
-    return collect_staged(map_in_arrow(net, stage_partition, PARTS_DDL).collect(), stager.tables)
 
 
 def collect_staged(rows: Iterable[Row], tables: Mapping[int, StageTable]) -> dict[int, StagedTable]:

@@ -24,7 +24,8 @@ from cdc_replay.arrow.arrays import (
 from cdc_replay.arrow.take import take_rows
 from cdc_replay.model.frames import ChangeKind, Truncation
 from cdc_replay.model.key_links import TableKey, linked
-from cdc_replay.replay.compact.key_lineage import RESTART_IDENTITY, WindowFacts, truncations_in_order
+from cdc_replay.replay.compact.unsent_nulls import MissingValues
+from cdc_replay.replay.compact.window_facts import RESTART_IDENTITY, WindowFacts, truncations_in_order
 from cdc_replay.replay.contingent_changes import dump_batch
 
 _MAX_DEFERRED_ROWS: Final = 10_000
@@ -47,8 +48,9 @@ class DeferredChanges:
 class ChunkFacts:
     """What the chunks of a window contribute to its facts; `counts` are those of its routing.
 
-    `last_truncates` has the last chunk with a TRUNCATE of each target that has one. In a void round staged
-    changes do not count, and nothing is deferred.
+    `last_truncates` has the last chunk with a TRUNCATE of each target that has one. `missing` are rows that
+    are inserted without values, `net` the number of net changes by kind, where they are only counted. In a
+    void round staged changes do not count, and nothing is deferred.
     """
 
     truncations: set[Truncation] = field(default_factory=set)
@@ -57,6 +59,8 @@ class ChunkFacts:
     unsent: set[tuple[int, int, int]] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
     deferred: list[DeferredChanges] = field(default_factory=list)
+    missing: MissingValues = field(default_factory=MissingValues)
+    net: Counter[str] = field(default_factory=Counter)
     is_void: bool = False
 
     def add(self, other: ChunkFacts) -> None:
@@ -67,6 +71,8 @@ class ChunkFacts:
         self.unsent |= other.unsent
         self.counts += other.counts
         self.deferred += other.deferred
+        self.missing.add(other.missing)
+        self.net += other.net
         if self.is_void or other.is_void:
             self.invalidate_round()
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from cdc_replay.model.frames import ChangeKind, ConflictKind, NetKind
 from cdc_replay.model.subscription import ConflictPolicy
 from cdc_replay.replay.compact.fold_reference import Key, KeyedFold, KeylessFold, NetChange, RoutedChange
+from cdc_replay.replay.compact.unsent_nulls import NullRule
 
 TEXTS: Final = pa.list_(pa.string())
 
@@ -50,6 +51,19 @@ OUTPUT: Final = pa.schema(
 )
 """`model.frames.NET` in Arrow's types. No map: Spark takes 40 µs for each, even if it is NULL."""
 
+FoldChanges: TypeAlias = "Callable[[list[pa.RecordBatch], FoldRules], Iterator[pa.RecordBatch]]"
+"""The net changes (NET) of changes (INPUT), which are in order within each lineage; empties the list."""
+
+
+class Revision(Protocol):
+    """Other net changes than those of the fold: what a backfill does; picklable."""
+
+    def revise(
+        self, changes: list[pa.RecordBatch], rules: FoldRules, fold: FoldChanges
+    ) -> Iterator[pa.RecordBatch]:
+        """The net changes (NET) of changes (INPUT), of which there must be one."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class FoldRules:
@@ -60,6 +74,9 @@ class FoldRules:
     truncated: frozenset[int]
     by_leaf: frozenset[int] = frozenset()
     """Targets whose changes only apply can fold (`SubscribedTable.is_by_leaf`): all are contingent."""
+    revision: Revision | None = None
+    nulls: NullRule | None = None
+    """What is stored for values that are not found, in a window that has such (R4.6)."""
 
     def with_truncated(self, targets: Iterable[int]) -> FoldRules:
         """The same rules, with more truncated targets."""

@@ -55,7 +55,7 @@ from cdc_replay.model.key_links import TableKey
 from cdc_replay.replay.compact.chunk_facts import ChunkFacts, add_last_truncates
 from cdc_replay.replay.compact.fold import RunFolder, combine_map_side
 from cdc_replay.replay.compact.fold_frames import INPUT, FoldRules
-from cdc_replay.replay.compact.key_lineage import WindowFacts, truncations_in_order
+from cdc_replay.replay.compact.window_facts import WindowFacts, truncations_in_order
 from cdc_replay.replay.contingent_changes import dump_batch, load_batch
 
 PIECES: Final = pa.schema([("part", pa.int32()), ("chunk", pa.int32()), ("piece", pa.binary())])
@@ -138,7 +138,8 @@ class ShuffleWriter:
         changes = self._with_lineage(routed if remaining.all() else routed.filter(pa.array(remaining)), chunk)
         if self.facts.is_empty and notes.moves:
             changes = notes.defer(chunk, changes, _moved_hashes(notes.moves))
-        changes = combine_map_side(changes, self.rules, self._lineages)
+        if self.rules.revision is None:
+            changes = combine_map_side(changes, self.rules, self._lineages)
         lineages = int_array(changes["lineage"])
         parts = self.assignment.parts_of(int_array(changes["target"]), lineages)
         parts = parts.astype(np.min_scalar_type(self.assignment.parts))
@@ -174,8 +175,11 @@ class ShuffleWriter:
         key = pc.coalesce(routed["search_key"], routed["new_key"])
         lineages = self._lineages(int_array(routed["target"]), key)
         columns_by_name = {name: routed[name] for name in INPUT.names if name in routed.schema.names}
-        # Chunks are numbered in log order, and none has more rows than these bits can count.
-        ordinals = np.arange(routed.num_rows, dtype=np.int64) + (chunk << _ROW_BITS)
+        if self.rules.nulls is None:
+            # Chunks are numbered in log order, and none has more rows than these bits can count.
+            ordinals = np.arange(routed.num_rows, dtype=np.int64) + (chunk << _ROW_BITS)
+        else:
+            ordinals = self.rules.nulls.ordinals(routed)
         weights = np.ones(routed.num_rows, dtype=np.int32)
         added = {"lineage": lineages, "ordinal": ordinals, "weight": weights}
         columns = columns_by_name | {name: pa.array(array) for name, array in added.items()}
@@ -290,7 +294,8 @@ class ShufflePartition:
             if self.notes.exceeds_defer_limit(groups):
                 self.notes.invalidate_round()
                 return
-        yield from _fold_ordered([piece for _, piece in ordered], rules.with_truncated(self.last_truncates))
+        net = _fold([piece for _, piece in ordered], rules.with_truncated(self.last_truncates))
+        yield from net if rules.nulls is None else rules.nulls.apply(net, self.notes.missing)
 
 
 def fold_deferred(
@@ -312,7 +317,13 @@ def fold_deferred(
     changes, lineages = take_rows(changes, order[in_share]), lineages[in_share]
     column = INPUT.get_field_index("lineage")
     changes = changes.set_column(column, "lineage", pa.array(lineages))
-    yield from _fold_ordered([changes], rules.with_truncated(notes.last_truncates))
+    yield from _fold([changes], rules.with_truncated(notes.last_truncates))
+
+
+def _fold(ordered: list[pa.RecordBatch], rules: FoldRules) -> Iterator[pa.RecordBatch]:
+    if rules.revision is None:
+        return _fold_ordered(ordered, rules)
+    return rules.revision.revise(ordered, rules, _fold_ordered)
 
 
 def _fold_ordered(ordered: list[pa.RecordBatch], rules: FoldRules) -> Iterator[pa.RecordBatch]:

@@ -7,23 +7,23 @@
 | accepted                     |                                                                      |
 | `u` otherwise                | stays; staging refuses it                                            |
 
-In an UPDATE both keep the subscriber's value, as in the fold.
+In an UPDATE both keep the subscriber's value, as in the fold. A backfill stores no NULL: both become `u`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import reduce
-from typing import Final
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from cdc_replay.model.frames import GIVEN_UP, NET, NetKind
+from cdc_replay.arrow.arrays import Int64s, booleans, int_array
+from cdc_replay.model.frames import GIVEN_UP, NetKind
 from cdc_replay.model.lsn import Lsn, Window
-from cdc_replay.replay.compact.key_lineage import ordinal_seq_bits
 
 KEYS_SHOWN: Final = 5
 """Maximum number of keys of a table in a log line."""
@@ -39,106 +39,98 @@ class EnteredRow:
     kinds: str
 
 
-@dataclass(frozen=True, slots=True)
-class UnsentNulls:
-    """The values that became NULL, and the first of these rows, by target.
+@dataclass(slots=True)
+class MissingValues:
+    """Rows that are inserted without values: `rows` is their number.
 
-    `unknown` is the first row, in commit order, with a value that is neither given up nor accepted, `more`
-    the number of others.
+    `nulls` are the values that became NULL, by target, `first` the first of their rows. `unknown` is the
+    number of rows with a value that is neither given up nor accepted, `first_unknown` the first of these.
     """
 
-    values: Mapping[int, int]
-    rows: Mapping[int, tuple[EnteredRow, ...]]
-    unknown: EnteredRow | None
-    more: int
+    rows: int = 0
+    nulls: Counter[int] = field(default_factory=Counter)
+    first: dict[int, list[EnteredRow]] = field(default_factory=dict)
+    unknown: int = 0
+    first_unknown: list[EnteredRow] = field(default_factory=list)
+
+    def add(self, other: MissingValues) -> None:
+        """Add those of other net changes."""
+        self.rows += other.rows
+        self.nulls += other.nulls
+        self.unknown += other.unknown
+        self.first_unknown = _first([*self.first_unknown, *other.first_unknown], 1)
+        for target, rows in other.first.items():
+            self.first[target] = _first([*self.first.get(target, ()), *rows], KEYS_SHOWN)
+
+    def add_row(self, row: EnteredRow, nulls: int, *, is_unknown: bool) -> None:
+        """Add a row with so many NULLs."""
+        first = {row.target: [row]} if nulls else {}
+        unknown = [row] if is_unknown else []
+        self.add(MissingValues(1, Counter({row.target: nulls}), first, len(unknown), unknown))
+
+
+def _first(rows: Iterable[EnteredRow], count: int) -> list[EnteredRow]:
+    """The first rows in commit order."""
+    # NULLs cannot be compared.
+    return sorted(rows, key=lambda row: (row.commit_lsn, row.target, [text or "" for text in row.key]))[
+        :count
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class NullRule:
+    """Where NULL is stored for values that are not found in a window; picklable.
+
+    `accepted` is, by target, the commit up to which a row may have entered; None: NULL is stored nowhere.
+    """
+
+    window: Window
+    accepted: Mapping[int, Lsn] | None = None
+
+    def ordinals(self, changes: pa.RecordBatch) -> Int64s:
+        """The positions of changes (ROUTED) in the window, as one number each; they tell the commit.
+
+        The bits that the commit leaves are enough for a billion changes of one transaction in a window of
+        less than 8 GiB of WAL, and for eight million in one of less than 1 TiB. Changes beyond that share one
+        number.
+        """
+        commits = int_array(changes["commit_lsn"]) - self.window.after.value
+        return (commits << self._seq_bits) + np.minimum(int_array(changes["seq"]), (1 << self._seq_bits) - 1)
 
     @property
-    def count(self) -> int:
-        """Values of all targets."""
-        return sum(self.values.values())
+    def _seq_bits(self) -> int:
+        return 63 - (self.window.upto.value - self.window.after.value).bit_length()
 
+    def apply(self, net: Iterable[pa.RecordBatch], missing: MissingValues) -> Iterator[pa.RecordBatch]:
+        """`net` (NET) with NULL for values where that is stored; adds the rows that lack values to `missing`.
 
-def has_missing_values(net: DataFrame) -> bool:
-    """Whether `net` (NET) would insert a row with an unsent value; folds the window."""
-    return not net.where(_lacks_values()).isEmpty()
+        The result does not carry contingent changes.
+        """
+        for batch in net:
+            lacking = pc.match_substring_regex(batch["kinds"], f"[u{GIVEN_UP}]")
+            lacking = booleans(pc.and_(pc.equal(batch["kind"], NetKind.INSERT.value), lacking))
+            kinds = pc.replace_substring(batch["kinds"], GIVEN_UP, "u")
+            if lacking.any():
+                rows = batch.filter(pa.array(lacking)).to_pylist()
+                inserted = [self._insert_kinds(row, missing) for row in rows]
+                kinds = pc.replace_with_mask(kinds, pa.array(lacking), pa.array(inserted, pa.string()))
+            column = batch.schema.get_field_index("kinds")
+            yield batch.set_column(column, "kinds", kinds).replace_schema_metadata(None)
 
+    def _insert_kinds(self, row: Mapping[str, Any], missing: MissingValues) -> str:
+        kinds: str = row["kinds"]
+        entered = EnteredRow(row["target"], self._entry_lsn(row), tuple(row["base_key"]), kinds)
+        becomes_null = GIVEN_UP
+        if self.accepted is None:
+            becomes_null = ""
+        elif entered.commit_lsn <= self.accepted.get(entered.target, self.window.after):
+            becomes_null = f"{GIVEN_UP}u"
+        stored = "".join("n" if kind in becomes_null else kind for kind in kinds).replace(GIVEN_UP, "u")
+        nulls = sum(kind in becomes_null for kind in kinds)
+        missing.add_row(entered, nulls, is_unknown="u" in stored)
+        return stored
 
-def without_marks(net: DataFrame) -> DataFrame:
-    """`net` with `u` for values that are given up."""
-    return _with_kinds(net, F.translate("kinds", GIVEN_UP, "u"))
-
-
-def with_nulls(net: DataFrame, window: Window, accepted: Mapping[int, Lsn]) -> DataFrame:
-    """`net` with NULL for values that are given up or accepted.
-
-    `accepted` is, by target, the commit up to which a row may have entered.
-    """
-    null = F.translate("kinds", f"{GIVEN_UP}u", "nn")
-    given_up = F.translate("kinds", GIVEN_UP, "n")
-    is_insert = F.col("kind") == NetKind.INSERT.value
-    inserted = F.when(_is_accepted(window, accepted), null).otherwise(given_up)
-    return _with_kinds(net, F.when(is_insert, inserted).otherwise(F.translate("kinds", GIVEN_UP, "u")))
-
-
-def unsent_nulls(net: DataFrame, window: Window, accepted: Mapping[int, Lsn]) -> UnsentNulls:
-    """The NULLs that `with_nulls` stores; folds the window once."""
-    columns = ("target", "base_key", "kinds", "entered", "nulls", "unknown")
-    accepts = _is_accepted(window, accepted)
-    unsent, given_up = _count_kind("u"), _count_kind(GIVEN_UP)
-    lacking = (
-        net.where(_lacks_values())
-        .withColumn("entered", _entry_lsn(window))
-        .withColumn("nulls", F.when(accepts, unsent + given_up).otherwise(given_up))
-        .withColumn("unknown", F.when(accepts, 0).otherwise(unsent))
-        .select(*columns)
-        .persist(StorageLevel.MEMORY_AND_DISK)
-    )
-    try:
-        totals = lacking.groupBy("target").agg(
-            F.sum("nulls").alias("nulls"), F.count(F.when(F.col("unknown") > 0, 1)).alias("unknown")
-        )
-        counts = {row["target"]: (row["nulls"], row["unknown"]) for row in totals.collect()}
-        values = {target: int(nulls) for target, (nulls, _) in sorted(counts.items()) if nulls}
-        rows = {
-            target: _first(lacking.where((F.col("target") == target) & (F.col("nulls") > 0)), KEYS_SHOWN)
-            for target in values
-        }
-        unknown = _first(lacking.where(F.col("unknown") > 0), 1)
-    finally:
-        lacking.unpersist()
-    more = sum(int(unknown) for _, unknown in counts.values()) - 1
-    return UnsentNulls(values, rows, unknown[0] if unknown else None, more)
-
-
-def _first(rows: DataFrame, count: int) -> tuple[EnteredRow, ...]:
-    first_rows = rows.orderBy("entered", "target", "base_key").limit(count).collect()
-    return tuple(
-        EnteredRow(row["target"], Lsn(row["entered"]), tuple(row["base_key"]), row["kinds"])
-        for row in first_rows
-    )
-
-
-def _lacks_values() -> Column:
-    kinds = F.col("kinds")
-    return (F.col("kind") == NetKind.INSERT.value) & (kinds.contains("u") | kinds.contains(GIVEN_UP))
-
-
-def _count_kind(kind: str) -> Column:
-    return F.length("kinds") - F.length(F.translate("kinds", kind, ""))
-
-
-def _entry_lsn(window: Window) -> Column:
-    commit = F.shiftright("insert_ordinal", ordinal_seq_bits(window)) + F.lit(window.after.value)
-    return F.coalesce(commit, F.col("last_lsn"))
-
-
-def _is_accepted(window: Window, accepted: Mapping[int, Lsn]) -> Column:
-    entered = _entry_lsn(window)
-    conditions = (
-        (F.col("target") == target) & (entered <= F.lit(upto.value)) for target, upto in accepted.items()
-    )
-    return reduce(Column.__or__, conditions, F.lit(False))
-
-
-def _with_kinds(net: DataFrame, kinds: Column) -> DataFrame:
-    return net.withColumn("kinds", kinds).select(*NET.names)
+    def _entry_lsn(self, row: Mapping[str, Any]) -> Lsn:
+        if row["insert_ordinal"] is None:
+            return Lsn(row["last_lsn"])
+        return Lsn(self.window.after.value + (row["insert_ordinal"] >> self._seq_bits))

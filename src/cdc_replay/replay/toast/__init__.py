@@ -25,12 +25,11 @@ see.
 Nothing is written: after a kill, the next process reads again.
 """
 
-from cdc_replay.replay.toast.resolve import ChangeHistory, ChangePosition, ResolvedValues, resolve_values
+from cdc_replay.replay.toast.resolve import ChangeHistory, ResolvedValues, resolve_values
 from cdc_replay.replay.toast.tracked_leaf import Shape, TrackedLeaf, TupleColumn, tuple_columns
 
 __all__ = [
     "ChangeHistory",
-    "ChangePosition",
     "ResolvedValues",
     "Shape",
     "TrackedLeaf",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import pyarrow as pa
 from pyspark import StorageLevel
@@ -23,13 +23,12 @@ from cdc_replay.model.frames import CHANGES, ChangeKind
 from cdc_replay.model.key_links import KeyText, TableKey, linked
 from cdc_replay.model.lsn import ZERO
 from cdc_replay.postgres.exported_snapshot import SharedSnapshot
+from cdc_replay.replay.decode import ChangePosition
+from cdc_replay.replay.entered_values import ResolvedEntries
 from cdc_replay.replay.toast.publisher_rows import PublisherRowReader, PublisherTables
 from cdc_replay.replay.toast.row_history import TRACKED, track, untracked
 from cdc_replay.replay.toast.tracked_leaf import RESOLVED, TrackedLeaf, key_positions
 from cdc_replay.spark.nullable_lists import map_in_arrow
-
-ChangePosition: TypeAlias = tuple[int, int]
-"""Commit LSN and seq, which identify a row change."""
 
 _POSITION: Final = ("commit_lsn", "seq")
 
@@ -53,14 +52,8 @@ class ResolvedValues:
     `GIVEN_UP` values are among these.
     """
 
-    rows: DataFrame
+    entries: ResolvedEntries
     unknown: int
-
-    def merge_into(self, changes: DataFrame) -> DataFrame:
-        """`changes` (CHANGES), which hold the entries, with the resolved entries in their place."""
-        positions = F.broadcast(self.rows.select(*_POSITION))
-        others = changes.join(positions, list(_POSITION), "left_anti").select(*CHANGES.names)
-        return others.unionByName(self.rows.select(*CHANGES.names))
 
 
 @contextlib.contextmanager
@@ -75,9 +68,11 @@ def resolve_values(history: ChangeHistory, entries: Sequence[ChangePosition]) ->
     """
     rows = _resolve(history, entries).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        totals = rows.agg(F.count("*"), F.sum(F.col("lost") + F.size("missing"))).collect()[0]
+        unknown, size = F.col("lost") + F.size("missing"), F.octet_length(F.array_join("new", ""))
+        totals = rows.agg(F.count("*"), F.sum(unknown), F.sum(size)).collect()[0]
         of_other_leaves = len(entries) - int(totals[0])
-        yield ResolvedValues(rows, of_other_leaves + int(totals[1] or 0))
+        resolved = ResolvedEntries(rows, entries, int(totals[2] or 0))
+        yield ResolvedValues(resolved, of_other_leaves + int(totals[1] or 0))
     finally:
         rows.unpersist()
 

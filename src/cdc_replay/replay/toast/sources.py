@@ -52,27 +52,26 @@ _IDENTIFYING: Final = (PublishAction.INSERT, PublishAction.UPDATE)
 class ToastSources:
     """The rows of a routed window that enter without a value, and the histories that may have it."""
 
+    session: SparkSession
     change_log: str
     """Its URI."""
     routes: Routes
     facts: WindowFacts
 
-    def in_window(self, changes: DataFrame, window: Window) -> ChangeHistory:
-        """The window itself; `changes` may extend beyond it."""
+    def in_window(self, window: Window) -> ChangeHistory:
+        """The window itself."""
         change_log = ChangeLog.open(self.change_log)
-        inside = changes.where(changes["commit_lsn"] > window.after.value)
-        return ChangeHistory(inside, self._leaves(change_log, window))
+        changes = decode_window(self.session, change_log, window)
+        return ChangeHistory(changes, self._leaves(change_log, window))
 
-    def at_fence(self, session: SparkSession, fence: PublisherFence, after: Lsn) -> ChangeHistory:
+    def at_fence(self, fence: PublisherFence, after: Lsn) -> ChangeHistory:
         """The log from `after` to the fence, and the publisher's rows there."""
         change_log = ChangeLog.open(self.change_log)
         window = Window(after, fence.upto)
-        changes = _visible_changes(session, change_log, window, fence)
+        changes = self._visible_changes(change_log, window, fence)
         return ChangeHistory(changes, self._leaves(change_log, window), fence.snapshot)
 
-    def at_fence_with_whole_log(
-        self, session: SparkSession, fence: PublisherFence, after: Lsn
-    ) -> ChangeHistory:
+    def at_fence_with_whole_log(self, fence: PublisherFence, after: Lsn) -> ChangeHistory:
         """As `at_fence`, with the whole log.
 
         A leaf whose rows can be tracked after `after` only, because it was not captured before or had another
@@ -87,7 +86,15 @@ class ToastSources:
             else leaf
             for leaf in self._leaves(change_log, window)
         )
-        return ChangeHistory(_visible_changes(session, change_log, window, fence), leaves, fence.snapshot)
+        changes = self._visible_changes(change_log, window, fence)
+        return ChangeHistory(changes, leaves, fence.snapshot)
+
+    def _visible_changes(self, change_log: ChangeLog, window: Window, fence: PublisherFence) -> DataFrame:
+        """The changes of the window that the fence's snapshot sees."""
+        changes = decode_window(self.session, change_log, window)
+        if not fence.unseen:
+            return changes
+        return changes.where(~changes["commit_lsn"].isin([lsn.value for lsn in fence.unseen]))
 
     def _leaves(self, change_log: ChangeLog, window: Window) -> tuple[TrackedLeaf, ...]:
         entered = {target for target, _, _ in self.facts.unsent}
@@ -117,16 +124,6 @@ class ToastSources:
             )
             for leaf in leaves
         )
-
-
-def _visible_changes(
-    session: SparkSession, change_log: ChangeLog, window: Window, fence: PublisherFence
-) -> DataFrame:
-    """The changes of the window that the fence's snapshot sees."""
-    changes = decode_window(session, change_log, window)
-    if not fence.unseen:
-        return changes
-    return changes.where(~changes["commit_lsn"].isin([lsn.value for lsn in fence.unseen]))
 
 
 def _versions(change_log: ChangeLog, window: Window) -> dict[RelationId, list[Relation]]:

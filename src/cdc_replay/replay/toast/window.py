@@ -15,44 +15,34 @@ NULL is what a native subscription stores. It is counted and logged.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.errors import PublicationRefused, UnchangedToastLost
+from cdc_replay.errors import CdcReplayError, PublicationRefused, UnchangedToastLost
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import FailurePolicy, SubscribedTable, Subscription, UnchangedToast
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.publication.resolve import synced_tables
-from cdc_replay.replay.apply.session import Applied, BeforeCommit, apply_window
-from cdc_replay.replay.compact import (
-    EnteredRow,
-    UnsentNulls,
-    WindowFacts,
-    fold_frame,
-    has_missing_values,
-    scan_window,
-    unsent_nulls,
-    with_nulls,
-)
-from cdc_replay.replay.log_window import catalog_history, decode_window
+from cdc_replay.replay.apply.session import Applied, ApplySession, BeforeCommit, open_apply_session
+from cdc_replay.replay.compact import EnteredRow, MissingValues, NullRule, WindowFacts
+from cdc_replay.replay.log_window import catalog_history
 from cdc_replay.replay.publisher_fence import FenceProvider
-from cdc_replay.replay.route.spark_router import Routed, route
-from cdc_replay.replay.routing_groups import request_of
+from cdc_replay.replay.routing_groups import request_of, routing_group, window_job
 from cdc_replay.replay.toast import ChangeHistory, resolve_values
 from cdc_replay.replay.toast.sources import ToastSources
+from cdc_replay.replay.window_job import RoutingGroup, StagedGroup, WindowJob
 from cdc_replay.replay.window_plan import WindowPlan, plan_window, read_content
 from cdc_replay.spark.session import spark_session
 from cdc_replay.subscriber import null_acceptance
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 logger = logging.getLogger(__name__)
 
@@ -74,65 +64,80 @@ class PublisherAccess:
 
 
 @dataclass(frozen=True, slots=True)
-class _DecodedWindow:
+class _Window:
+    """A window with unsent values, and the session that applies it."""
+
     plan: WindowPlan
-    changes: DataFrame
+    session: ApplySession
     facts: WindowFacts
 
-    def route_changes(self, publisher: PublisherAccess, changes: DataFrame | None = None) -> Routed:
-        """What the subscription sees of the window, or of `changes` in its place."""
-        seen = self.changes if changes is None else changes
-        origin = self.plan.session.subscription.origin
-        return route(seen, self.plan.routes, origin=origin, publisher_dsn=publisher.source.dsn)
+    def stage(self, history: ChangeHistory, publisher: PublisherAccess) -> tuple[StagedGroup, int]:
+        """What is staged with the values of the history, and the number of values that it does not have."""
+        plan = self.plan
+        job = window_job(ChangeLog.open(publisher.source.change_log), plan.window, publisher.source.dsn)
+        group = routing_group([(plan, self.session)])
+        return stage_with_values(job, group, self.facts, history, NullRule(plan.window, _accepted(plan)))
+
+    def sources(self, publisher: PublisherAccess) -> ToastSources:
+        """The histories that may have the values."""
+        spark = spark_session("cdc-replay")
+        return ToastSources(spark, publisher.source.change_log, self.plan.routes, self.facts)
+
+
+def stage_with_values(
+    job: WindowJob, group: RoutingGroup, facts: WindowFacts, history: ChangeHistory, nulls: NullRule
+) -> tuple[StagedGroup, int]:
+    """Stage the changes of a window with these facts, with the values that its history has.
+
+    Returns what is staged, and the number of values that are unknown or given up.
+    """
+    entries = [(commit_lsn, seq) for _, commit_lsn, seq in facts.unsent]
+    with resolve_values(history, entries) as values:
+        failpoint("fill.after_read")
+        completed = dataclasses.replace(job, entries=values.entries)
+        (staged,) = completed.stage([dataclasses.replace(group, facts=facts, nulls=nulls)])
+        return staged, values.unknown
 
 
 def apply_with_toast(
-    plan: WindowPlan, facts: WindowFacts, publisher: PublisherAccess, record: RecordResult
+    plan: WindowPlan,
+    session: ApplySession,
+    facts: WindowFacts,
+    publisher: PublisherAccess,
+    record: RecordResult,
 ) -> None:
     """Apply the window with the values of the first history that has all of them.
 
     Raises:
         UnchangedToastLost: if none has, and NULL is not accepted.
-        CdcReplayError: as `apply_window`, and if there is no fence.
+        CdcReplayError: as `ApplySession.apply`, and if there is no fence.
     """
-    change_log = ChangeLog.open(publisher.source.change_log)
-    changes = decode_window(spark_session("cdc-replay"), change_log, plan.window)
-    for decoded, history, is_last in _toast_sources(_DecodedWindow(plan, changes, facts), publisher):
-        entries = [(commit_lsn, seq) for _, commit_lsn, seq in decoded.facts.unsent]
-        with resolve_values(history, entries) as values:
-            failpoint("fill.after_read")
-            routed = decoded.route_changes(publisher, values.merge_into(decoded.changes))
-            tables, policy = decoded.plan.routes.tables, decoded.plan.session.subscription.on_conflict
-            net = fold_frame(routed.changes, decoded.facts, tables, decoded.plan.window, policy=policy)
+    with contextlib.ExitStack() as resources:
+        for window, history, is_last in _toast_sources(_Window(plan, session, facts), publisher, resources):
+            staged, unknown = window.stage(history, publisher)
             # A row that leaves again, or gets another value, does not need the unsent one.
-            if is_last or values.unknown == 0 or not has_missing_values(net):
-                _apply(decoded, net, routed, record, change_log, is_complete=values.unknown == 0)
+            if is_last or unknown == 0 or staged.facts.missing.rows == 0:
+                _apply(window, staged, record, publisher)
                 return
 
 
-def _apply(
-    decoded: _DecodedWindow,
-    net: DataFrame,
-    routed: Routed,
-    record: RecordResult,
-    change_log: ChangeLog,
-    *,
-    is_complete: bool,
-) -> None:
-    """Apply the net changes, with NULL for missing values where that is accepted."""
-    plan, name = decoded.plan, decoded.plan.name
-    accepted = _accepted(plan)
-    nulls = UnsentNulls({}, {}, None, 0) if is_complete else unsent_nulls(net, plan.window, accepted)
-    if nulls.unknown is not None:
-        raise _lost_value_error(plan, nulls.unknown, nulls.more, change_log)
+def _apply(window: _Window, staged: StagedGroup, record: RecordResult, publisher: PublisherAccess) -> None:
+    """Apply the staged changes, with NULL for missing values where that is accepted."""
+    plan, missing, (tables,) = window.plan, staged.facts.missing, staged.staged
+    if missing.first_unknown:
+        change_log = ChangeLog.open(publisher.source.change_log)
+        raise _lost_value_error(plan, missing.first_unknown[0], missing.unknown - 1, change_log)
+    if isinstance(tables, CdcReplayError):
+        raise tables
 
     def before_commit(connection: Connection, applied: Applied) -> None:
-        null_acceptance.clear_null_acceptance(connection, name, plan.window.upto)
-        record(plan, lambda: {**routed.counts.get, UNSENT_NULLS: nulls.count})(connection, applied)
+        null_acceptance.clear_null_acceptance(connection, plan.name, plan.window.upto)
+        counts = {**staged.facts.counts, UNSENT_NULLS: missing.nulls.total()}
+        record(plan, lambda: counts)(connection, applied)
 
-    whole = with_nulls(net, plan.window, accepted)
-    apply_window(whole, request_of(plan), decoded.facts.truncations, before_commit=before_commit)
-    _log_nulls(plan, nulls)
+    failpoint("replay.after_staging")
+    window.session.apply(tables, window.facts.truncations, before_commit=before_commit)
+    _log_nulls(plan, missing)
 
 
 def _accepted(plan: WindowPlan) -> dict[int, Lsn]:
@@ -143,10 +148,10 @@ def _accepted(plan: WindowPlan) -> dict[int, Lsn]:
     return {table.index: accepted[table.name] for table in plan.routes.tables if table.name in accepted}
 
 
-def _log_nulls(plan: WindowPlan, nulls: UnsentNulls) -> None:
+def _log_nulls(plan: WindowPlan, missing: MissingValues) -> None:
     tables = {table.index: table for table in plan.routes.tables}
-    for target, count in nulls.values.items():
-        keys = ", ".join(_key(tables[target], row) for row in nulls.rows[target])
+    for target, count in sorted((+missing.nulls).items()):
+        keys = ", ".join(_key(tables[target], row) for row in missing.first[target])
         logger.warning(
             "subscription %s: table %s: %d NULL, as natively, for unsent values that neither the log nor"
             " the publisher has any more (R4.6); first rows: %s",
@@ -206,33 +211,36 @@ def _published(subscription: Subscription, change_log: ChangeLog) -> frozenset[Q
 
 
 def _toast_sources(
-    decoded: _DecodedWindow, publisher: PublisherAccess
-) -> Iterator[tuple[_DecodedWindow, ChangeHistory, bool]]:
+    window: _Window, publisher: PublisherAccess, resources: contextlib.ExitStack
+) -> Iterator[tuple[_Window, ChangeHistory, bool]]:
     """(window to apply, history of its unsent values, whether that is the last one)."""
-    window, session = decoded.plan.window, decoded.changes.sparkSession
-    sources = ToastSources(publisher.source.change_log, decoded.plan.routes, decoded.facts)
-    yield decoded, sources.in_window(decoded.changes, window), False
-    fence = publisher.fences.fence_for(window)
-    yield decoded, sources.at_fence(session, fence, window.after), False
-    if publisher.may_extend and fence.complete_upto > window.upto:
-        decoded = _extend_window(decoded, publisher, fence.complete_upto)
-        sources = ToastSources(publisher.source.change_log, decoded.plan.routes, decoded.facts)
-        yield decoded, sources.at_fence(session, fence, window.after), False
-    yield decoded, sources.at_fence_with_whole_log(session, fence, window.after), True
+    after, upto = window.plan.window.after, window.plan.window.upto
+    sources = window.sources(publisher)
+    yield window, sources.in_window(window.plan.window), False
+    fence = publisher.fences.fence_for(window.plan.window)
+    yield window, sources.at_fence(fence, after), False
+    if publisher.may_extend and fence.complete_upto > upto:
+        window = _extend_window(window, publisher, fence.complete_upto, resources)
+        sources = window.sources(publisher)
+        yield window, sources.at_fence(fence, after), False
+    yield window, sources.at_fence_with_whole_log(fence, after), True
 
 
-def _extend_window(decoded: _DecodedWindow, publisher: PublisherAccess, upto: Lsn) -> _DecodedWindow:
+def _extend_window(
+    window: _Window, publisher: PublisherAccess, upto: Lsn, resources: contextlib.ExitStack
+) -> _Window:
     """The same window, up to `upto`."""
     change_log = ChangeLog.open(publisher.source.change_log)
     content = functools.partial(read_content, change_log)
-    plan = plan_window(change_log, content, decoded.plan.session, upto, may_be_cut=False)
+    plan = plan_window(change_log, content, window.plan.session, upto, may_be_cut=False)
     logger.warning(
         "subscription %s: window %s is extended to %s, because rows enter it with unsent values that"
         " have changed since",
         plan.name,
-        decoded.plan.window,
+        window.plan.window,
         upto,
     )
-    changes = decode_window(decoded.changes.sparkSession, change_log, plan.window)
-    extended = _DecodedWindow(plan, changes, WindowFacts((), ()))
-    return _DecodedWindow(plan, changes, scan_window(extended.route_changes(publisher).changes))
+    session = resources.enter_context(open_apply_session(request_of(plan), previous=window.session))
+    job = window_job(change_log, plan.window, publisher.source.dsn)
+    (staged,) = job.stage([routing_group([(plan, session)])])
+    return _Window(plan, session, staged.facts.window_facts())

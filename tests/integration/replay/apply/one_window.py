@@ -1,12 +1,9 @@
-"""The program that the crash tests kill: one window, in a process and a Spark session of its own."""
+"""One window of two tables, applied once."""
 
 from __future__ import annotations
 
-import sys
-
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import connect
-from cdc_replay.spark.session import spark_session
 from cdc_replay.subscriber import subscription_tables
 from integration.replay.apply.windows import Changes, Target
 
@@ -42,11 +39,3 @@ def run_once(target: Target) -> bool:
         return False
     target.apply(changes)
     return True
-
-
-if __name__ == "__main__":
-    session = spark_session(
-        "killed",
-        conf={"spark.master": "local[1]", "spark.sql.shuffle.partitions": "1"},
-    )
-    run_once(Target(session, sys.argv[1], PUBLISHED))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +17,6 @@ from cdc_replay.subscriber import recorded_results, subscription_tables
 from fixtures.postgres import Database
 from integration.replay.apply.windows import Changes, Target
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 Make = Callable[[ConflictPolicy], Target]
 
 TABLE = """
@@ -31,10 +27,10 @@ UNTOUCHED = [(1, 1, "own 1"), (2, 2, "own 2"), (3, 3, "own 3")]
 
 
 @pytest.fixture
-def make(spark: SparkSession, subscriber: Database) -> Make:
+def make(subscriber: Database) -> Make:
     def target(policy: ConflictPolicy) -> Target:
         subscriber.run(TABLE)
-        return Target(spark, subscriber.dsn, {"t": ("id", "a")}, policy)
+        return Target(subscriber.dsn, {"t": ("id", "a")}, policy)
 
     return target
 
@@ -90,9 +86,9 @@ def test_first_rows_of_each_kind_are_named_by_their_keys_only(
     assert not any("777" in line for line in logged)
 
 
-def test_rows_without_a_key_are_counted_and_not_shown(spark: SparkSession, subscriber: Database) -> None:
+def test_rows_without_a_key_are_counted_and_not_shown(subscriber: Database) -> None:
     subscriber.run("create table k (a int, b text)")
-    target = Target(spark, subscriber.dsn, {"k": ("a", "b")})
+    target = Target(subscriber.dsn, {"k": ("a", "b")})
     changes = target.window()
     changes.delete("k", 1, "secret")
     changes.update("k", 2, "secret", old=[1, "other"])
@@ -243,12 +239,10 @@ def test_free_transit_key_is_no_conflict(make: Make, subscriber: Database) -> No
     assert (applied.update, applied.conflicts) == (2, {})
 
 
-def test_row_that_returns_by_an_equal_key_does_not_block_itself(
-    spark: SparkSession, subscriber: Database
-) -> None:
+def test_row_that_returns_by_an_equal_key_does_not_block_itself(subscriber: Database) -> None:
     """R8.8: 1.0 and 1.00 are one key on the subscriber, and two texts."""
     subscriber.run("create table n (id numeric primary key, a int); insert into n values (1.0, 0)")
-    target = Target(spark, subscriber.dsn, {"n": ("id", "a")})
+    target = Target(subscriber.dsn, {"n": ("id", "a")})
     changes = target.window()
     changes.update("n", "1.00", 1, old=["1.0"])
     changes.update("n", "1.0", 2, old=["1.00"])
@@ -365,11 +359,11 @@ def staging_tables(target: Target) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("policy", ConflictPolicy)
 @pytest.mark.parametrize("key_type", ["smallint", "int", "bigint", "numeric", "text"])
 def test_row_at_a_transient_key_is_a_conflict(
-    spark: SparkSession, subscriber: Database, key_type: str, policy: ConflictPolicy
+    subscriber: Database, key_type: str, policy: ConflictPolicy
 ) -> None:
     """R8.5: its INSERT finds the key used; unless that is an error, its DELETE removes that row."""
     subscriber.run(f"create table t (id {key_type} primary key, a int); insert into t values (2, 2), (4, 4)")
-    target = Target(spark, subscriber.dsn, {"t": ("id", "a")}, policy)
+    target = Target(subscriber.dsn, {"t": ("id", "a")}, policy)
     changes = target.window()
     for number in (1, 2, 3, 5, 6):  # 2 stands there; 5 and 6 are greater than all that do
         changes.insert("t", number, 0)
@@ -386,9 +380,9 @@ def test_row_at_a_transient_key_is_a_conflict(
     assert target.rows("select id::text, a from t order by 1") == [("4", 4), ("6", 60)]
 
 
-def test_transient_row_in_an_empty_table_is_no_conflict(spark: SparkSession, subscriber: Database) -> None:
+def test_transient_row_in_an_empty_table_is_no_conflict(subscriber: Database) -> None:
     subscriber.run("create table t (id int primary key, a int)")
-    target = Target(spark, subscriber.dsn, {"t": ("id", "a")}, ConflictPolicy.ERROR)
+    target = Target(subscriber.dsn, {"t": ("id", "a")}, ConflictPolicy.ERROR)
     changes = target.window()
     changes.insert("t", 1, 0)
     changes.delete("t", 1)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import pytest
 
 from cdc_replay.errors import MissingPrivilege, TargetMismatch
@@ -13,25 +10,21 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import connect
-from cdc_replay.replay.apply import session as window
 from cdc_replay.replay.apply.session import ApplyRequest, advance_only
 from cdc_replay.subscriber import state_schema, subscription_records, subscription_tables
 from fixtures.postgres import Database
+from integration.replay.apply import windows
 from integration.replay.apply.one_window import EXPECTED, PUBLISHED, TABLES, run_once
 from integration.replay.apply.windows import Target, record_progress
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-TESTS = Path(__file__).resolve().parents[3]
 STAGING = "select count(*) from pg_class where relname like 'stage%'"
 
 
 def test_failed_window_leaves_no_staging_and_can_be_repeated(
-    spark: SparkSession, subscriber: Database, monkeypatch: pytest.MonkeyPatch
+    subscriber: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subscriber.run(TABLES)
-    target = Target(spark, subscriber.dsn, PUBLISHED)
+    target = Target(subscriber.dsn, PUBLISHED)
     monkeypatch.setenv(VARIABLE, "replay.mid_merge=error")
     with pytest.raises(RuntimeError, match=r"replay\.mid_merge"):
         run_once(target)
@@ -42,18 +35,18 @@ def test_failed_window_leaves_no_staging_and_can_be_repeated(
 
 
 def test_table_renamed_to_the_target_meanwhile_gets_nothing(
-    spark: SparkSession, subscriber: Database, monkeypatch: pytest.MonkeyPatch
+    subscriber: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R7.12: it is not subscribed to, under any name."""
     subscriber.run(TABLES)
     before = subscriber.rows("select * from t order by id")
-    target = Target(spark, subscriber.dsn, PUBLISHED)
+    target = Target(subscriber.dsn, PUBLISHED)
 
     def replace(name: str) -> None:
         if name == "replay.after_staging":
             subscriber.run("alter table t rename to was_t; create table t (like was_t including all)")
 
-    monkeypatch.setattr(window, "failpoint", replace)
+    monkeypatch.setattr(windows, "failpoint", replace)
     with pytest.raises(TargetMismatch, match=r'table "public"\."t" .* was renamed, dropped or recreated'):
         run_once(target)
     assert subscriber.rows("select * from t") == []
@@ -62,7 +55,7 @@ def test_table_renamed_to_the_target_meanwhile_gets_nothing(
 
 def test_empty_window_advances_without_spark(subscriber: Database) -> None:
     subscriber.run(TABLES)
-    target = Target(None, subscriber.dsn, PUBLISHED)  # type: ignore[arg-type]
+    target = Target(subscriber.dsn, PUBLISHED)
     tables = tuple(target.window().tables)
     request = ApplyRequest(target.subscription, subscriber.dsn, tables, Lsn(500))
     with connect(subscriber.dsn, purpose="test") as connection:
@@ -76,9 +69,7 @@ def test_empty_window_advances_without_spark(subscriber: Database) -> None:
         }
 
 
-def test_role_that_cannot_act_as_apply_worker_is_named_its_privileges(
-    spark: SparkSession, subscriber: Database
-) -> None:
+def test_role_that_cannot_act_as_apply_worker_is_named_its_privileges(subscriber: Database) -> None:
     """R8.13: session_replication_role needs a superuser, or the privilege on the parameter."""
     role = f"poor_{subscriber.name}"
     subscriber.run(
@@ -87,7 +78,7 @@ def test_role_that_cannot_act_as_apply_worker_is_named_its_privileges(
     )
     try:
         dsn = subscriber.cluster.dsn(subscriber.name, role)
-        target = Target(spark, dsn, PUBLISHED, run_as_owner=True)
+        target = Target(dsn, PUBLISHED, run_as_owner=True)
         with pytest.raises(MissingPrivilege, match="grant set on parameter session_replication_role"):
             run_once(target)
         subscriber.run(f"grant set on parameter session_replication_role to {role}")

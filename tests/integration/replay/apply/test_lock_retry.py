@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +17,6 @@ from cdc_replay.replay.apply.session import Applied
 from fixtures.native import wait_for
 from fixtures.postgres import Database
 from integration.replay.apply.windows import Changes, Target
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 TABLES = (
     "create table t (id int primary key, a int); insert into t values (1, 1); create table others (a int)"
@@ -37,9 +33,9 @@ class Impatient(Target):
 
 
 @pytest.fixture
-def target(spark: SparkSession, subscriber: Database) -> Target:
+def target(subscriber: Database) -> Target:
     subscriber.run(f"{TABLES}; insert into others values (0)")
-    return Impatient(spark, subscriber.dsn, {"t": ("id", "a")})
+    return Impatient(subscriber.dsn, {"t": ("id", "a")})
 
 
 def changed(target: Target) -> Changes:

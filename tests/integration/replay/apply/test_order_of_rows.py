@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from cdc_replay.replay.apply import merge
 from fixtures.postgres import Database
 from integration.replay.apply.windows import Target
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 ROWS = 300
 SEEN = """
@@ -50,13 +45,13 @@ def _few_rows_are_worth_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["in order", "reversed", "in two runs", "in no order", "two columns", "partitioned", "without a key"],
 )
 def test_join_method_follows_the_physical_order(
-    spark: SparkSession, subscriber: Database, key: str, options: str, rows: str, hashjoin: str
+    subscriber: Database, key: str, options: str, rows: str, hashjoin: str
 ) -> None:
     subscriber.run(f"create table t (id int, a int, b int, {key}) {options}")
     if options:
         subscriber.run("create table p partition of t default")
     subscriber.run(f"insert into t {rows}; {SEEN}")
-    target = Target(spark, subscriber.dsn, {"t": ("id", "a", "b")})
+    target = Target(subscriber.dsn, {"t": ("id", "a", "b")})
     changes = target.window()
     identity = changes.tables[0].identity
     half = ROWS // 2
@@ -75,14 +70,12 @@ def test_join_method_follows_the_physical_order(
 
 
 @pytest.mark.parametrize("key", ["primary key (id)", "primary key (a, id)"])
-def test_rows_before_the_first_key_of_a_window_are_not_read(
-    spark: SparkSession, subscriber: Database, key: str
-) -> None:
+def test_rows_before_the_first_key_of_a_window_are_not_read(subscriber: Database, key: str) -> None:
     # The merge join is faster for many rows only; the window changes half of the table.
     before, changed = 20_000, 10_000
     subscriber.run(f"create table t (id int, a int, b int, {key})")
     subscriber.run(f"insert into t select n, n, 0 from generate_series(1, {before + changed}) n; analyze t")
-    target = Target(spark, subscriber.dsn, {"t": ("id", "a", "b")})
+    target = Target(subscriber.dsn, {"t": ("id", "a", "b")})
     changes = target.window()
     for number in range(before + 1, before + changed + 1):
         changes.update("t", number, number, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,17 +10,14 @@ from cdc_replay.errors import UnchangedToastLost
 from fixtures.postgres import Database
 from integration.replay.apply.windows import UNKNOWN, UNSENT, Target
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 Make = Callable[..., Target]
 
 
 @pytest.fixture
-def make(spark: SparkSession, subscriber: Database) -> Make:
+def make(subscriber: Database) -> Make:
     def target(ddl: str, **published: tuple[str, ...]) -> Target:
         subscriber.run(ddl)
-        return Target(spark, subscriber.dsn, published)
+        return Target(subscriber.dsn, published)
 
     return target
 

@@ -11,7 +11,6 @@ from integration.replay.apply.windows import Target
 
 if TYPE_CHECKING:
     import pytest
-    from pyspark.sql import SparkSession
 
 TRIGGERS = """
     create table fired (what text);
@@ -25,12 +24,10 @@ TRIGGERS = """
 ENABLED = "select tgenabled::text from pg_trigger where tgname = 'note'"
 
 
-def test_table_owner_fires_no_statement_trigger_and_leaves_them_enabled(
-    spark: SparkSession, subscriber: Database
-) -> None:
+def test_table_owner_fires_no_statement_trigger_and_leaves_them_enabled(subscriber: Database) -> None:
     subscriber.run(f"{TABLES}; {TRIGGERS}")
 
-    assert run_once(Target(spark, subscriber.dsn, PUBLISHED))
+    assert run_once(Target(subscriber.dsn, PUBLISHED))
 
     assert subscriber.rows("select * from t order by id") == EXPECTED
     assert subscriber.rows("table fired") == []
@@ -38,7 +35,7 @@ def test_table_owner_fires_no_statement_trigger_and_leaves_them_enabled(
 
 
 def test_role_without_ownership_is_warned_that_statement_triggers_fire(
-    spark: SparkSession, subscriber: Database, caplog: pytest.LogCaptureFixture
+    subscriber: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     role = f"guest_{subscriber.name}"
     subscriber.run(
@@ -49,7 +46,7 @@ def test_role_without_ownership_is_warned_that_statement_triggers_fire(
     )
     try:
         dsn = subscriber.cluster.dsn(subscriber.name, role)
-        assert run_once(Target(spark, dsn, PUBLISHED, run_as_owner=True))
+        assert run_once(Target(dsn, PUBLISHED, run_as_owner=True))
         assert subscriber.rows("select * from t order by id") == EXPECTED
         assert subscriber.rows("table fired") != []
         [warning] = [record.getMessage() for record in caplog.records if record.name == triggers.__name__]

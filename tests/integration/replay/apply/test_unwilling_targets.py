@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from cdc_replay.errors import (
@@ -13,17 +11,11 @@ from cdc_replay.errors import (
     SubscriberNotWritable,
     TargetMismatch,
 )
-from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.replay.apply.session import Applied, ApplyRequest, open_apply_session
-from cdc_replay.replay.apply.staging import stage_frame
-from cdc_replay.replay.compact import fold_frame, scan_window
+from cdc_replay.replay.apply.session import Applied, open_apply_session
 from cdc_replay.subscriber import subscription_lock
 from fixtures.postgres import Database
 from integration.replay.apply.windows import Changes, Target
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 MANY = 20_000
 TABLE = f"""
@@ -34,9 +26,9 @@ UNTOUCHED = "select count(*), sum(a) from t"
 
 
 @pytest.fixture
-def target(spark: SparkSession, subscriber: Database) -> Target:
+def target(subscriber: Database) -> Target:
     subscriber.run(TABLE)
-    created_target = Target(spark, subscriber.dsn, {"t": ("id", "a")})
+    created_target = Target(subscriber.dsn, {"t": ("id", "a")})
     created_target.apply(created_target.window())
     return created_target
 
@@ -135,18 +127,14 @@ def test_target_altered_between_staging_and_merge(
 
 def merged_after(target: Target, changes: Changes, script: str) -> CdcReplayError:
     """The error of the merge, if the script runs once all is staged."""
-    routed = target.routed(changes)
-    facts = scan_window(routed)
-    net = fold_frame(routed, facts, changes.tables, changes.window, policy=target.policy)
-    request = ApplyRequest(target.subscription, target.dsn, tuple(changes.tables), Lsn(changes.lsn))
     with (
         connect(target.dsn, purpose="test") as connection,
         subscription_lock.lock(connection, "nsw"),
-        open_apply_session(request) as window,
+        open_apply_session(target.request(changes)) as window,
     ):
-        staged = stage_frame(net, window.tables, target.dsn)
+        staged = target.stage(changes, window)
         connection.execute("set search_path = public")
         connection.execute(script.encode())
         with pytest.raises(CdcReplayError) as raised:
-            window.apply(staged, facts.truncations)
+            window.apply(staged, changes.facts.truncations)
     return raised.value

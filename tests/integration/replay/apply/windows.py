@@ -1,26 +1,32 @@
-"""Windows made by hand: ROUTED frames for tables that exist, applied as replay applies them."""
+"""Windows made by hand: routed changes for tables that exist, applied as replay applies them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
+
+from cdc_replay.failpoints import failpoint
 from cdc_replay.model.frames import ROUTED
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subscription
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.replay.apply.session import Applied, ApplyRequest, apply_window
-from cdc_replay.replay.compact import fold_frame, scan_window
+from cdc_replay.replay.apply.session import Applied, ApplyRequest, ApplySession, open_apply_session
+from cdc_replay.replay.apply.staging import StagedTable, Stager, collect_staged, stage_with
+from cdc_replay.replay.compact import contingent_changes, fold_rules
+from cdc_replay.replay.compact.chunk_facts import ChunkFacts, chunk_facts
+from cdc_replay.replay.compact.shuffle import PartitionAssignment, ShuffleWriter, read_partitions
+from cdc_replay.replay.compact.window_facts import WindowFacts
+from cdc_replay.replay.route.router import ROUTED_SCHEMA
 from cdc_replay.subscriber import state_schema, subscription_lock, subscription_records
 from cdc_replay.subscriber.subscription_tables import set_table_state
 from cdc_replay.subscriber.target_tables import read_target_tables
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 UNSENT = object()
 """A value that the publisher did not send: unchanged and stored out of line."""
@@ -52,6 +58,15 @@ class Changes:
 
     def delete(self, table: str, *key: Any) -> None:
         self._add(table, "D", key, None)
+
+    @property
+    def routed(self) -> pa.RecordBatch:
+        """ROUTED."""
+        return pa.RecordBatch.from_pylist(self.rows, schema=ROUTED_SCHEMA)
+
+    @property
+    def facts(self) -> WindowFacts:
+        return chunk_facts(self.routed, 0, Counter()).window_facts()
 
     def truncate(self, *tables: str, restart_identity: bool = False) -> None:
         self.seq += 1
@@ -119,7 +134,6 @@ def record_progress(connection: Connection, request: ApplyRequest) -> None:
 class Target:
     """A subscriber's database and the published columns of its tables."""
 
-    spark: SparkSession
     dsn: str
     published: dict[str, tuple[str, ...]]
     policy: ConflictPolicy = ConflictPolicy.ERROR
@@ -148,9 +162,25 @@ class Target:
     def subscription(self) -> Subscription:
         return Subscription("nsw", "shop", ("p",), on_conflict=self.policy, run_as_owner=self.run_as_owner)
 
-    def routed(self, changes: Changes) -> DataFrame:
-        rows = [tuple(row[name] for name in ROUTED.names) for row in changes.rows]
-        return self.spark.createDataFrame(rows, ROUTED.ddl)
+    def request(self, changes: Changes) -> ApplyRequest:
+        return ApplyRequest(
+            self.subscription, self.dsn, tuple(changes.tables), changes.window.upto, contingent_changes
+        )
+
+    def stage(self, changes: Changes, session: ApplySession) -> Mapping[int, StagedTable]:
+        """Fold and stage the changes, as the tasks of a window do."""
+        rules = fold_rules(changes.tables, changes.facts, self.policy)
+        assignment = PartitionAssignment.from_weights(1, {table.index: 1 for table in changes.tables})
+        writer = ShuffleWriter(rules, changes.facts, 0, assignment)
+        parts = read_partitions([writer.write_partitions(changes.routed, 0, ChunkFacts())])
+        net = itertools.chain.from_iterable(part.net(rules) for part in parts.values())
+        stager = Stager.of(session.tables, self.dsn)
+        rows = [
+            row for batch in stage_with([stager], net) for row in batch.to_pylist(maps_as_pydicts="strict")
+        ]
+        staged = collect_staged(rows, stager.tables)
+        failpoint("replay.after_staging")
+        return staged
 
     def apply(
         self, changes: Changes, *, before_commit: Callable[[Connection, Applied], None] | None = None
@@ -164,22 +194,16 @@ class Target:
     def apply_locked(
         self, changes: Changes, before_commit: Callable[[Connection, Applied], None] | None
     ) -> Applied:
-        routed = self.routed(changes)
-        facts = scan_window(routed)
-        net = fold_frame(routed, facts, changes.tables, changes.window, policy=self.policy)
-        request = ApplyRequest(
-            self.subscription,
-            self.dsn,
-            tuple(changes.tables),
-            changes.window.upto,
-        )
+        request = self.request(changes)
 
         def record(connection: Connection, applied: Applied) -> None:
             record_progress(connection, request)
             if before_commit is not None:
                 before_commit(connection, applied)
 
-        return apply_window(net, request, facts.truncations, before_commit=record)
+        with open_apply_session(request) as session:
+            staged = self.stage(changes, session)
+            return session.apply(staged, changes.facts.truncations, before_commit=record)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         with connect(self.dsn, purpose="test") as connection:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import pyarrow as pa
 
 from cdc_replay.model.frames import CHANGES
 from cdc_replay.model.publication import Membership, RowFilter, Table
 from cdc_replay.model.relation import QualifiedName, Relation, RelationColumn, RelationId, ReplicaIdentity
+from cdc_replay.pgoutput.columnar import CHANGES_SCHEMA
 from fixtures.catalogs import listed
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 UNSENT: Final = "<unsent>"
 
@@ -84,11 +84,9 @@ class Changes:
     def truncate(self, of: Relation, **common: Any) -> int:
         return self._add("T", of, relation_version=None, truncate_flags=0, **common)
 
-    def frame(self, spark: SparkSession) -> DataFrame:
+    def batch(self) -> pa.RecordBatch:
         """All changes as CHANGES."""
-        return spark.createDataFrame(
-            [tuple(row[n] for n in CHANGES.names) for row in self._rows], CHANGES.ddl
-        )
+        return pa.RecordBatch.from_pylist(self._rows, schema=CHANGES_SCHEMA)
 
     def _add(
         self, kind: str, of: Relation, *, old: Row | None = None, new: Row | None = None, **common: Any

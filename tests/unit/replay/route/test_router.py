@@ -16,24 +16,24 @@ One publisher serves all tests:
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.errors import PythonException
 
+from cdc_replay.errors import SubscriberNotReady
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName, ReplicaIdentity
 from cdc_replay.model.subscription import OriginPolicy
 from cdc_replay.replay.route.filter_evaluation import FilterEvaluator
+from cdc_replay.replay.route.group_router import GroupRouter
+from cdc_replay.replay.route.route_index import DecodedChanges, RouteIndex
 from cdc_replay.replay.route.routes import Routes, Target, VersionedRelation, plan_routes
-from cdc_replay.replay.route.spark_router import Routed, route
 from fixtures.catalogs import catalog, listed, publication, table
 from unit.replay.route.changes import UNSENT, Changes, by_seq, filtered, greater, relation
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-pytestmark = pytest.mark.spark
+    import pyarrow as pa
 
 FULL = ReplicaIdentity.FULL
 T1, T3, T4 = table(1, "s.t1"), table(3, "s.t3"), table(4, "s.t4")
@@ -72,18 +72,20 @@ def planned(**keys: str) -> Routes:
 
 
 def routed(
-    spark: SparkSession,
-    changes: Changes,
-    routes: Routes | None = None,
-    origin: OriginPolicy = OriginPolicy.ANY,
-) -> Routed:
+    changes: Changes, routes: Routes | None = None, origin: OriginPolicy = OriginPolicy.ANY
+) -> tuple[pa.RecordBatch, Counter[str]]:
+    """What the subscriber must see (ROUTED), and the counts."""
+    routes = routes or planned()
+    index = RouteIndex.from_routes(routes.routes)
+    router = GroupRouter.from_routes(routes, origin, index)
     # Every filter here is one that Arrow answers: no server is asked.
-    return route(changes.frame(spark), routes or planned(), origin=origin, publisher_dsn="")
+    return router.route(DecodedChanges.from_batch(changes.batch(), index), None)
 
 
-def seen(spark: SparkSession, changes: Changes, **arguments: Any) -> dict[int, tuple[object, ...]]:
+def seen(changes: Changes, **arguments: Any) -> dict[int, tuple[object, ...]]:
     """What the subscriber must see, by `seq`."""
-    return by_seq(routed(spark, changes, **arguments).changes.collect(), *ROW_FORM)
+    rows, _ = routed(changes, **arguments)
+    return by_seq(rows.to_pylist(), *ROW_FORM)
 
 
 def key(value: str) -> list[str | None]:
@@ -91,7 +93,7 @@ def key(value: str) -> list[str | None]:
     return [value, None, None]
 
 
-def test_update_becomes_what_its_old_and_new_rows_say(spark: SparkSession) -> None:
+def test_update_becomes_what_its_old_and_new_rows_say() -> None:
     """R4.2-R4.4, R4.7: the filter is id > 10, and id is the key: 5 and 6 do not pass, 20 and 30 do."""
     changes, expected = Changes(), Expected()
     changes.update(R1, ["6", "1", "x"], old=key("5"))
@@ -106,12 +108,12 @@ def test_update_becomes_what_its_old_and_new_rows_say(spark: SparkSession) -> No
     seq = changes.update(R1, ["20", None, UNSENT])
     expected[seq] = ("U", False, ["20"], ["20"], ["20", None, None], "tnu")
 
-    result = routed(spark, changes)
-    assert by_seq(result.changes.collect(), *ROW_FORM) == expected
-    assert result.counts.get == {"filtered_out": 2, "updates_to_insert": 1, "updates_to_delete": 1}
+    rows, counts = routed(changes)
+    assert by_seq(rows.to_pylist(), *ROW_FORM) == expected
+    assert counts == {"filtered_out": 2, "updates_to_insert": 1, "updates_to_delete": 1}
 
 
-def test_unsent_value_comes_from_the_old_row_if_it_has_one(spark: SparkSession) -> None:
+def test_unsent_value_comes_from_the_old_row_if_it_has_one() -> None:
     """R4.4, R4.6, R1.6; s.t2 has REPLICA IDENTITY FULL and the filter a > 10."""
     changes, expected = Changes(), Expected()
     seq = changes.update(R2, ["1", "20", UNSENT], old=["1", "1", "big"])
@@ -126,10 +128,10 @@ def test_unsent_value_comes_from_the_old_row_if_it_has_one(spark: SparkSession) 
     seq = changes.update(R1, [UNSENT, "2", "x"], old=key("20"))
     expected[seq] = ("U", False, ["20"], ["20"], [None, "2", "x"], "utt")
 
-    assert seen(spark, changes) == expected
+    assert seen(changes) == expected
 
 
-def test_row_for_which_the_filter_is_null_does_not_pass(spark: SparkSession) -> None:
+def test_row_for_which_the_filter_is_null_does_not_pass() -> None:
     """R3.1, on both sides of an UPDATE."""
     changes, expected = Changes(), Expected()
     seq = changes.update(R2, ["1", "20", None], old=["1", None, None])
@@ -138,10 +140,10 @@ def test_row_for_which_the_filter_is_null_does_not_pass(spark: SparkSession) -> 
     expected[seq] = ("D", True, ["1"], None, None, None)
     changes.update(R2, ["1", None, None], old=["1", None, "x"])
 
-    assert seen(spark, changes) == expected
+    assert seen(changes) == expected
 
 
-def test_update_is_sent_if_updates_are_published_whatever_it_becomes(spark: SparkSession) -> None:
+def test_update_is_sent_if_updates_are_published_whatever_it_becomes() -> None:
     """R4.1: s.t3 is published with publish = 'update', s.t4 with publish = 'insert'."""
     changes, expected = Changes(), Expected()
     seq = changes.update(R3, ["20", "1", "x"], old=key("2"))
@@ -152,10 +154,10 @@ def test_update_is_sent_if_updates_are_published_whatever_it_becomes(spark: Spar
     changes.delete(R3, key("40"))
     changes.update(R4, ["20", "1", "x"])
 
-    assert seen(spark, changes) == expected
+    assert seen(changes) == expected
 
 
-def test_inserts_and_deletes_are_filtered_and_mapped(spark: SparkSession) -> None:
+def test_inserts_and_deletes_are_filtered_and_mapped() -> None:
     """R3.9, R3.10, R2.12, R6.3: the filter reads the published relation's columns, whatever their order."""
     changes, expected = Changes(), Expected()
     seq = changes.insert(R1, ["11", None, "x"])
@@ -184,10 +186,10 @@ def test_inserts_and_deletes_are_filtered_and_mapped(spark: SparkSession) -> Non
     seq = changes.insert(R7, ["1", "2", "3"])
     expected[seq] = ("I", False, None, ["1"], ["1", "2"], "tt")
 
-    assert seen(spark, changes) == expected
+    assert seen(changes) == expected
 
 
-def test_applied_and_unrouted_changes_are_skipped(spark: SparkSession) -> None:
+def test_applied_and_unrouted_changes_are_skipped() -> None:
     """R7.9: a change at or before the target's applied LSN (100) is in its copy already."""
     changes = Changes()
     changes.insert(R4, ["1", None, None], commit_lsn=100)
@@ -195,41 +197,43 @@ def test_applied_and_unrouted_changes_are_skipped(spark: SparkSession) -> None:
     changes.insert(R4, ["3", None, None], catalog_version=99)
     changes.insert(relation(9, "id"), ["4"])
 
-    assert seen(spark, changes).keys() == {after}
+    assert seen(changes).keys() == {after}
 
 
-def test_truncate_reaches_a_relation_that_is_its_own_published_relation(spark: SparkSession) -> None:
+def test_truncate_reaches_a_relation_that_is_its_own_published_relation() -> None:
     """R2.13, R3.12: filters do not matter; s.t3 and s.t4 are published for other actions, s.t6 as s.t5."""
     changes = Changes()
     expected = [changes.truncate(each) for each in (R1, R2, R5, R7)]
     for each in (R3, R4, R6, relation(9, "id")):
         changes.truncate(each)
 
-    assert seen(spark, changes) == dict.fromkeys(expected, ("T", False, None, None, None, None))
+    assert seen(changes) == dict.fromkeys(expected, ("T", False, None, None, None, None))
 
 
-def test_change_with_an_origin_is_skipped_under_origin_none(spark: SparkSession) -> None:
+def test_change_with_an_origin_is_skipped_under_origin_none() -> None:
     """R8.19: its transaction's, or its own, whose name is not known (R8.20)."""
     changes = Changes()
     local = changes.insert(R4, ["1", None, None])
     remote = [changes.insert(R4, ["2", None, None], origin=origin) for origin in ("other", "")]
     remote.append(changes.truncate(R1, origin=""))
 
-    assert seen(spark, changes, origin=OriginPolicy.NONE).keys() == {local}
-    assert seen(spark, changes, origin=OriginPolicy.ANY).keys() == {local, *remote}
+    assert seen(changes, origin=OriginPolicy.NONE).keys() == {local}
+    assert seen(changes, origin=OriginPolicy.ANY).keys() == {local, *remote}
 
 
-def test_only_changes_that_must_find_a_row_are_refused(spark: SparkSession) -> None:
+def test_only_changes_that_must_find_a_row_are_refused() -> None:
     """R8.6, R8.7: the publisher sends the key (id), the target's key is (id, a): inserts do not mind."""
     routes = planned(t1="id a")
     changes = Changes()
     inserted = changes.insert(R1, ["20", "1", "x"])
     changes.update(R1, ["5", "1", "x"])  # does not pass: it finds no row, so none has to be found
-    assert seen(spark, changes, routes=routes).keys() == {inserted}
+    assert seen(changes, routes=routes).keys() == {inserted}
 
     changes.update(R1, ["20", "2", "x"])
-    with pytest.raises(PythonException, match=r'did not send replica identity column "a" of table "s\.t1"'):
-        seen(spark, changes, routes=routes)
+    with pytest.raises(
+        SubscriberNotReady, match=r'did not send replica identity column "a" of table "s\.t1"'
+    ):
+        seen(changes, routes=routes)
 
 
 def test_partitions_with_equal_columns_share_one_compiled_filter() -> None:
