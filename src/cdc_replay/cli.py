@@ -31,7 +31,7 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import Json, PruneResult
 from cdc_replay.private_files import set_private_umask
-from cdc_replay.terminal import (
+from cdc_replay.terminal.output import (
     CommandOutcome,
     ask,
     confirm_or_abort,

@@ -1,0 +1,1 @@
+"""What a person sees of the command line: screens, tables, progress, questions."""
