@@ -20,7 +20,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import psycopg
 import typer
@@ -30,9 +30,11 @@ from cdc_replay.errors import CdcReplayError, InvalidConfiguration, InvalidLsn
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import Json, PruneResult
+from cdc_replay.model.size import size_in_words
 from cdc_replay.private_files import set_private_umask
 from cdc_replay.terminal.output import (
     CommandOutcome,
+    LogHandler,
     ask,
     confirm_or_abort,
     is_interactive,
@@ -40,12 +42,9 @@ from cdc_replay.terminal.output import (
     outcome_of_all,
     print_json,
     print_outcome,
-    progress_bar,
 )
+from cdc_replay.terminal.progress import show_progress
 from cdc_replay.termination import EXIT_CODE, Terminated, end_on_sigterm, is_asked_to_end
-
-if TYPE_CHECKING:
-    from rich.progress import TaskID
 
 app = typer.Typer(
     name="cdc-replay",
@@ -57,7 +56,12 @@ app = typer.Typer(
 )
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configuration file.")]
-LogLevelOption = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
+LogLevelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--log-level", help="debug, info, warning or error; default: warning on a terminal, else info."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 ToLsnOption = Annotated[str | None, typer.Option("--to-lsn", help="WAL position, such as 0/16B3748.")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask; without a terminal nothing is asked.")]
@@ -74,12 +78,14 @@ _INTERRUPTED: Final = 130
 _UsageError: Final = typer.BadParameter.__mro__[1]
 
 
-def _load(config: Path | None, log_level: str) -> Config:
+def _load(config: Path | None, log_level: str | None) -> Config:
     _set_log_level(log_level)
     return load_config(config)
 
 
-def _set_log_level(log_level: str) -> None:
+def _set_log_level(log_level: str | None) -> None:
+    if log_level is None:  # on a terminal, progress and the result say what a log line would
+        log_level = "warning" if sys.stderr.isatty() else "info"
     if log_level not in _LEVELS:
         raise InvalidConfiguration(f'log level "{log_level}" is not one of {", ".join(_LEVELS)}')
     logging.getLogger("cdc_replay").setLevel(log_level.upper())
@@ -128,20 +134,16 @@ def _capture(
     publisher: PublisherArgument,
     to_lsn: ToLsnOption = None,
     config: ConfigOption = None,
-    log_level: LogLevelOption = "info",
+    log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Pull slot changes into the change log."""
     from cdc_replay.commands.capture import capture
 
     loaded = _load(config, log_level)
-    with progress_bar("capture") as bar:
-        task = bar.add_task("WAL", total=None)
-
-        def show(done: Lsn, target: Lsn) -> None:
-            bar.update(task, completed=done.value, total=target.value)
-
-        return outcome_of(capture(loaded, publisher, to_lsn=_lsn(to_lsn), progress=show), as_json=as_json)
+    with show_progress(f"capture {publisher}") as report:
+        result = capture(loaded, publisher, to_lsn=_lsn(to_lsn), report=report)
+    return outcome_of(result, as_json=as_json)
 
 
 @app.command("snapshot")
@@ -149,7 +151,7 @@ def _snapshot(
     subscription: SubscriptionArgument,
     table: Annotated[list[str] | None, typer.Option("--table", help="SCHEMA.TABLE to copy again.")] = None,
     config: ConfigOption = None,
-    log_level: LogLevelOption = "info",
+    log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Copy the tables that need it, or the named ones again."""
@@ -157,15 +159,9 @@ def _snapshot(
 
     loaded = _load(config, log_level)
     names = [_table_name(name) for name in table or []]
-    with progress_bar("snapshot") as bar:
-        tasks: dict[QualifiedName, TaskID] = {}
-
-        def show(name: QualifiedName, rows: int, size: int) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(str(name), total=None)
-            bar.update(tasks[name], completed=size, description=f"{name}: {rows} rows")
-
-        return outcome_of(snapshot(loaded, subscription, tables=names, progress=show), as_json=as_json)
+    with show_progress(f"snapshot {subscription}") as report:
+        result = snapshot(loaded, subscription, tables=names, report=report)
+    return outcome_of(result, as_json=as_json)
 
 
 @app.command("replay")
@@ -173,13 +169,15 @@ def _replay(
     subscriptions: SubscriptionsArgument,
     to_lsn: ToLsnOption = None,
     config: ConfigOption = None,
-    log_level: LogLevelOption = "info",
+    log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Apply the change log to the subscribers."""
     from cdc_replay.commands.replay import replay
 
-    results = replay(_load(config, log_level), subscriptions, to_lsn=_lsn(to_lsn))
+    loaded = _load(config, log_level)
+    with show_progress(f"replay {' '.join(subscriptions)}") as report:
+        results = replay(loaded, subscriptions, to_lsn=_lsn(to_lsn), report=report)
     return outcome_of_all(results, as_json=as_json)
 
 
@@ -195,7 +193,7 @@ def _resume(
         typer.Option("--accept-null", help="Store NULL for its values that were not sent and exist nowhere."),
     ] = False,
     config: ConfigOption = None,
-    log_level: LogLevelOption = "info",
+    log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Resume a parked subscription or table, with or without the transaction that it is parked before."""
@@ -212,13 +210,15 @@ def _sync(
     subscriptions: SubscriptionsArgument,
     to_lsn: ToLsnOption = None,
     config: ConfigOption = None,
-    log_level: LogLevelOption = "info",
+    log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Snapshot where needed, capture, replay."""
     from cdc_replay.commands.sync import sync
 
-    results = sync(_load(config, log_level), subscriptions, to_lsn=_lsn(to_lsn))
+    loaded = _load(config, log_level)
+    with show_progress(f"sync {' '.join(subscriptions)}") as report:
+        results = sync(loaded, subscriptions, to_lsn=_lsn(to_lsn), report=report)
     return outcome_of_all(results, as_json=as_json)
 
 
@@ -231,7 +231,7 @@ def _backfill(
     into_conn_id: Annotated[str | None, typer.Option("--into-conn-id", help="Its connection.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
     config: ConfigOption = None,
-    log_level: LogLevelOption = "info",
+    log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Replay a past part of the change log again."""
@@ -242,7 +242,9 @@ def _backfill(
         if into is not None:
             raise typer.BadParameter("give --into or --into-conn-id, not both")
         into = loaded.dsn_of_connection(into_conn_id)
-    return outcome_of(backfill(loaded, subscription, start, to, into=into, dry_run=dry_run), as_json=as_json)
+    with show_progress(f"backfill {subscription}") as report:
+        result = backfill(loaded, subscription, start, to, into=into, dry_run=dry_run, report=report)
+    return outcome_of(result, as_json=as_json)
 
 
 @app.command("refresh")
@@ -262,7 +264,7 @@ def _refresh(
     ] = False,
     yes: YesOption = False,
     config: ConfigOption = None,
-    log_level: LogLevelOption = "info",
+    log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Read the publications again; copy new tables, remove dropped ones. Rows stay, without --reconcile."""
@@ -275,16 +277,19 @@ def _refresh(
             for table in planned.reconciled
             if table.deleted
         ]
-        return ask(lines, f"Delete {planned.deleted} rows of the subscriber?")
+        with report.paused():
+            return ask(lines, f"Delete {planned.deleted} rows of the subscriber?")
 
-    asks = not yes and is_interactive()
-    result = refresh(
-        _load(config, log_level),
-        subscription,
-        reconcile=reconcile,
-        dry_run=dry_run,
-        confirm=confirm if asks else None,
-    )
+    loaded, asks = _load(config, log_level), not yes and is_interactive()
+    with show_progress(f"refresh {subscription}") as report:
+        result = refresh(
+            loaded,
+            subscription,
+            reconcile=reconcile,
+            dry_run=dry_run,
+            confirm=confirm if asks else None,
+            report=report,
+        )
     return outcome_of(result, as_json=as_json)
 
 
@@ -292,13 +297,16 @@ def _refresh(
 def _validate(
     subscription: SubscriptionArgument,
     config: ConfigOption = None,
-    log_level: LogLevelOption = "info",
+    log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Prove that the subscriber is consistent, at one WAL position."""
     from cdc_replay.commands.validate import validate
 
-    return outcome_of(validate(_load(config, log_level), subscription), as_json=as_json)
+    loaded = _load(config, log_level)
+    with show_progress(f"validate {subscription}") as report:
+        result = validate(loaded, subscription, report=report)
+    return outcome_of(result, as_json=as_json)
 
 
 @app.command("explain")
@@ -328,20 +336,16 @@ def _status(
 def _verify_log(
     publisher: PublisherArgument,
     config: ConfigOption = None,
-    log_level: LogLevelOption = "info",
+    log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Read the whole change log: checksums, continuity, order, every message."""
     from cdc_replay.commands.verify_log import verify_log
 
     loaded = _load(config, log_level)
-    with progress_bar("verify-log") as bar:
-        task = bar.add_task(publisher, total=None)
-
-        def show(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        return outcome_of(verify_log(loaded, publisher, progress=show), as_json=as_json)
+    with show_progress(f"verify-log {publisher}") as report:
+        result = verify_log(loaded, publisher, report=report)
+    return outcome_of(result, as_json=as_json)
 
 
 @app.command("prune")
@@ -358,7 +362,7 @@ def _prune(
     ] = False,
     yes: YesOption = False,
     config: ConfigOption = None,
-    log_level: LogLevelOption = "info",
+    log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Drop segments that no subscription needs and that are older than `keep` or these options."""
@@ -368,7 +372,7 @@ def _prune(
         history = f"what was committed from {planned.from_time} to {planned.to_time}"
         confirm_or_abort(
             f"This drops {history}: the changes in ({planned.from_lsn}, {planned.to_lsn}] of {publisher},"
-            f" {planned.segments} segments, {planned.bytes} bytes. Continue?",
+            f" {planned.segments} segments, {size_in_words(planned.bytes)}. Continue?",
             yes=yes,
         )
 
@@ -380,14 +384,18 @@ def _prune(
 @app.command("teardown")
 def _teardown(
     name: Annotated[str, typer.Argument(metavar="PUBLISHER|SUBSCRIPTION")],
+    yes: YesOption = False,
     config: ConfigOption = None,
-    log_level: LogLevelOption = "info",
+    log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Remove what setup or snapshot created, nothing else."""
     from cdc_replay.commands.teardown import teardown
 
-    return outcome_of(teardown(_load(config, log_level), name), as_json=as_json)
+    def confirm(consequence: str) -> None:
+        confirm_or_abort(f"{consequence} Continue?", yes=yes)
+
+    return outcome_of(teardown(_load(config, log_level), name, confirm=confirm), as_json=as_json)
 
 
 @app.command("batch")
@@ -456,7 +464,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     set_private_umask()
     end_on_sigterm()
     logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
+        handlers=[LogHandler()], level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
     sys.exit(_exit_code(sys.argv[1:] if arguments is None else arguments))
 

@@ -50,6 +50,11 @@ class CdcReplayError(Exception):
             parts.append(f"HINT: {self.hint}")
         return "\n".join(parts)
 
+    @property
+    def without_hint(self) -> str:
+        """The text without the remedy, for an error that has one of its own."""
+        return str(self).removesuffix(f"\nHINT: {self.hint}")
+
 
 def retry_of(error: Exception) -> Retry:
     """The retry policy of the error's class; errors of other packages can be retried."""
@@ -183,7 +188,12 @@ class SubscriptionInUse(CdcReplayError):
 
 
 class SubscriptionParked(CdcReplayError):
-    """The subscription is parked (PostgreSQL: disabled) until its cause is resolved."""
+    """The subscription is parked (PostgreSQL: disabled) until its cause is resolved.
+
+    `commit_lsn` is the commit LSN of the transaction that it is parked before, if there is one.
+    """
+
+    commit_lsn: int | None = None
 
 
 class ReplayFailed(CdcReplayError):

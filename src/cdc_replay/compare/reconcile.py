@@ -30,6 +30,7 @@ from cdc_replay.compare.staging import StagedRows, TablePair, comparison_errors,
 from cdc_replay.errors import SubscriberLocked
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.progress import Report, each_table, unreported
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Ready
@@ -65,6 +66,7 @@ class ReconcileRequest:
     subscriber_dsn: str
     tables: tuple[SyncedTable, ...]
     claims: Mapping[QualifiedName, sql.Composed] = field(default_factory=dict)
+    report: Report = unreported
 
     @property
     def subscription(self) -> str:
@@ -130,7 +132,14 @@ def reconcile_tables(
                 _lock(sessions, targets)
                 check_names(subscriber, {target.name: target.oid for target in targets})
                 with disable_statement_triggers(subscriber, sessions, targets):
-                    reconciled = tuple(_merge(request, subscriber, sessions, pair) for pair in pairs)
+                    merging = each_table(
+                        request.report,
+                        "merge",
+                        request.subscription,
+                        pairs,
+                        lambda each: each.staged.pair.name,
+                    )
+                    reconciled = tuple(_merge(request, subscriber, sessions, pair) for pair in merging)
             if before_commit is not None:
                 before_commit(subscriber, reconciled)
             failpoint("reconcile.before_commit")
@@ -240,7 +249,10 @@ def _compare_and_stage(
     )
     check_targets({table.table.name: table.columns for table in request.tables}, targets)
     compared = []
-    for index, synced in enumerate(request.tables):
+    tables = each_table(
+        request.report, "compare", request.subscription, request.tables, lambda each: each.table.name
+    )
+    for index, synced in enumerate(tables):
         started = time.monotonic()
         logger.info(
             "subscription %s: comparing %s at %s", request.subscription, synced.table.name, request.lsn

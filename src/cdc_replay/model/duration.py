@@ -12,6 +12,7 @@ _UNITS: Final = {
     "min": dt.timedelta(minutes=1),
     "s": dt.timedelta(seconds=1),
 }
+_STEPS: Final = ((86400, "days"), (3600, "h"), (60, "min"))
 _TEXT: Final = re.compile(r"([0-9]{1,6}) *(d|h|min|s)|0")
 
 
@@ -24,3 +25,12 @@ def parse_duration(text: str) -> dt.timedelta:
     if (match := _TEXT.fullmatch(text.strip())) is None:
         raise ValueError("not a duration: give a whole number of d, h, min or s, such as 7d or 36h, or 0")
     return int(match[1]) * _UNITS[match[2]] if match[1] else dt.timedelta()
+
+
+def duration_in_words(seconds: float) -> str:
+    """The duration in the largest unit of which it has two, such as `3 min`, as a size is printed."""
+    whole = max(0, int(seconds))
+    for length, unit in _STEPS:
+        if whole >= 2 * length:
+            return f"{whole // length} {unit}"
+    return f"{whole} s"

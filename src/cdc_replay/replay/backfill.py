@@ -57,6 +57,7 @@ from cdc_replay.replay.toast.sources import ToastSources
 from cdc_replay.replay.toast.window import PublisherAccess
 from cdc_replay.replay.unsubscribed_tables import tables_renamed_to
 from cdc_replay.spark.errors import translated_spark_errors
+from cdc_replay.spark.progress import report_tasks
 from cdc_replay.spark.session import spark_session, tune_for
 from cdc_replay.subscriber import state_schema, subscription_lock, subscription_records
 from cdc_replay.subscriber.as_owner import has_rows
@@ -131,7 +132,10 @@ def backfill_range(
         whole = _tables_to_upsert(routes, targets, destination, is_repair=is_repair)
         publisher = PublisherAccess(source, fences)
         backfill = _BackfillRange(change_log, read, wanted, routes, whole, destination, publisher, is_repair)
-        with translated_spark_errors(f'backfill of subscription "{name}"'):
+        with (
+            translated_spark_errors(f'backfill of subscription "{name}"'),
+            report_tasks(session.report, "backfill", name),
+        ):
             counts, applied = _apply(backfill, dry_run=dry_run)
     summary = change_log.summary(wanted)
     return BackfillResult(

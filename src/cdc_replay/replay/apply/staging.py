@@ -34,6 +34,7 @@ from cdc_replay.model.frames import NetKind
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.replay.apply.conflicts import SerializedError, failure_of
 from cdc_replay.replay.apply.encoding import CsvEncoder, CsvRows, StagedPart
+from cdc_replay.replay.apply.refused_rows import CopiedLines
 from cdc_replay.replay.apply.stage_table import StageTable, copy_statement
 from cdc_replay.replay.apply.transient_keys import TransientKeys, tracks_integer_keys
 from cdc_replay.spark.nullable_lists import map_in_arrow
@@ -175,6 +176,7 @@ def _copy_texts(stager: Stager, texts: Iterable[CsvRows], encoder: CsvEncoder) -
     target: int | None = None
     copied: tuple[int, bool] | None = None
     copy: psycopg.Copy | None = None
+    lines = CopiedLines()
     try:
         with contextlib.ExitStack() as connected, contextlib.ExitStack() as copying:
             connection: Connection | None = None
@@ -185,13 +187,16 @@ def _copy_texts(stager: Stager, texts: Iterable[CsvRows], encoder: CsvEncoder) -
                     )
                 if copy is None or copied != (text_target, is_changes):
                     copying.close()  # its errors are those of the previous target
-                    target, copied = text_target, (text_target, is_changes)
+                    target, copied, lines = text_target, (text_target, is_changes), CopiedLines()
                     copy = copying.enter_context(_start_copy(connection, stager.tables[target], is_changes))
+                lines.add(text)
                 copy.write(text)
                 failpoint("replay.mid_staging")
     except psycopg.Error as error:
-        failed = None if target is None else stager.tables[target].target
-        return [encoder.failure(failure_of(error, failed))]
+        if target is None:
+            return [encoder.failure(failure_of(error, None))]
+        table = stager.tables[target]
+        return [encoder.failure(failure_of(error, table.target, lines.refused_key(error, table)))]
     return encoder.parts()
 
 
