@@ -29,7 +29,7 @@ from cdc_replay.config import Config, load_config
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration, InvalidLsn
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.model.results import Json, PruneResult
+from cdc_replay.model.results import Json, PruneResult, SyncResult
 from cdc_replay.model.size import size_in_words
 from cdc_replay.private_files import set_private_umask
 from cdc_replay.terminal.output import (
@@ -44,7 +44,7 @@ from cdc_replay.terminal.output import (
     print_outcome,
 )
 from cdc_replay.terminal.progress import show_progress
-from cdc_replay.termination import EXIT_CODE, Terminated, end_on_sigterm, is_asked_to_end
+from cdc_replay.termination import EXIT_CODE, Terminated, end_on_sigterm, finish_on_sigterm, is_asked_to_end
 
 app = typer.Typer(
     name="cdc-replay",
@@ -209,17 +209,35 @@ def _resume(
 def _sync(
     subscriptions: SubscriptionsArgument,
     to_lsn: ToLsnOption = None,
+    follows: Annotated[
+        bool, typer.Option("--follow", help="Continue as changes are committed, until SIGTERM or Ctrl-C.")
+    ] = False,
     config: ConfigOption = None,
     log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Snapshot where needed, capture, replay."""
+    if follows:
+        if to_lsn is not None:
+            raise typer.BadParameter("--follow has no end: give it or --to-lsn, not both")
+        return outcome_of_all(_follow(_load(config, log_level or "info"), subscriptions), as_json=as_json)
     from cdc_replay.commands.sync import sync
 
     loaded = _load(config, log_level)
     with show_progress(f"sync {' '.join(subscriptions)}") as report:
         results = sync(loaded, subscriptions, to_lsn=_lsn(to_lsn), report=report)
     return outcome_of_all(results, as_json=as_json)
+
+
+def _follow(config: Config, subscriptions: Sequence[str]) -> Sequence[SyncResult]:
+    from cdc_replay.commands import follow
+
+    if logging.getLogger("cdc_replay").level == logging.INFO:
+        # One line every ten seconds, not several for each round.
+        logging.getLogger("cdc_replay").setLevel(logging.WARNING)
+        logging.getLogger(follow.__name__).setLevel(logging.INFO)
+    with finish_on_sigterm() as stop:
+        return follow.follow(config, subscriptions, stop)
 
 
 @app.command("backfill")

@@ -20,7 +20,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -31,6 +31,9 @@ _CANCEL_SECONDS: Final = 0.5
 _POLL_SECONDS: Final = 1.0
 
 _MESSAGE: Final = b"cdc-replay: terminated by SIGTERM; what is not committed is rolled back\n"
+
+_finishing: threading.Event | None = None
+"""Set by the first SIGTERM in place of ending the process (`finish_on_sigterm`)."""
 
 _cancellations: list[Callable[[], None]] = []
 _was_announced = threading.Event()
@@ -58,6 +61,22 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, _terminate)
 
 
+@contextlib.contextmanager
+def finish_on_sigterm() -> Iterator[threading.Event]:
+    """Within the context, the first SIGTERM or Ctrl-C sets the event; the next one ends the process.
+
+    For loops that finish what they have begun: they look at the event between two steps.
+    """
+    global _finishing  # noqa: PLW0603 - a signal belongs to the process
+    _finishing = threading.Event()
+    interrupt = signal.signal(signal.SIGINT, _finish_or_interrupt)
+    try:
+        yield _finishing
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+        _finishing = None
+
+
 def end_with_parent() -> None:
     """End this process as SIGTERM does once its parent has exited; for drivers, which `spark-submit` starts.
 
@@ -82,7 +101,22 @@ def is_asked_to_end() -> bool:
     return _was_announced.is_set()
 
 
+def _finish_or_interrupt(signal_number: int, frame: FrameType | None) -> None:
+    if not _finish_first():
+        signal.default_int_handler(signal_number, frame)
+
+
+def _finish_first() -> bool:
+    """Let the loop of `finish_on_sigterm` finish, if there is one, and this is the first signal."""
+    if _finishing is None or _finishing.is_set():
+        return False
+    _finishing.set()
+    return True
+
+
 def _terminate(_signal_number: int, _frame: FrameType | None) -> None:
+    if _finish_first():
+        return
     # A second signal would not end the process sooner, and would interrupt the clean-up.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _announce()
@@ -90,8 +124,13 @@ def _terminate(_signal_number: int, _frame: FrameType | None) -> None:
 
 
 def _end_after_grace(read_end: int) -> None:
-    while os.read(read_end, 1)[0] != signal.SIGTERM:
-        pass
+    awaits_finish = True
+    while True:
+        if os.read(read_end, 1)[0] != signal.SIGTERM:
+            continue
+        if _finishing is None or not awaits_finish:
+            break
+        awaits_finish = False
     # In a thread of its own: a server that does not answer must not delay the exit.
     threading.Thread(target=_cancel_statements, name="cancel", daemon=True).start()
     time.sleep(GRACE_SECONDS)

@@ -7,11 +7,14 @@
 | distinct_keys      | as many UPDATEs as INSERTs, no row twice                                              |
 | wide_rows          | 30 columns; a value of 3 kB stored out of line, which most UPDATEs leave as it is     |
 | one_transaction    | INSERTs in a single transaction                                                       |
+| large_transactions | two of INSERTs, two of UPDATEs, one of DELETEs, each with a fifth of the changes      |
+| one_key            | UPDATEs of a single row                                                               |
 | small_transactions | INSERTs, each committed alone                                                         |
 | many_tables        | INSERTs and UPDATEs in 200 tables, in turn                                            |
 | flights            | every departure from New York in 2013 (`demo/flights.py`): partitions, filters, TOAST |
 
-All but `one_transaction`, `small_transactions` and `flights` commit a thousand changes at a time.
+All but `one_transaction`, `large_transactions`, `small_transactions` and `flights` commit a thousand changes
+at a time.
 """
 
 from __future__ import annotations
@@ -217,6 +220,40 @@ ONE_TRANSACTION: Final = """
     $$
 """
 
+LARGE_TRANSACTIONS: Final = """
+    create procedure large_transactions(changes int) language plpgsql as $$
+    declare
+        highest int := coalesce(max(id), 0) from t;
+        share int := greatest(changes / 5, 1);
+    begin
+        for half in 0 .. 1 loop
+            insert into t
+            select highest + half * share + i, i, 'name ' || i, i * 1.25, now(), i % 2 = 0
+            from generate_series(1, share) as i;
+            commit;
+        end loop;
+        for half in 0 .. 1 loop
+            update t set a = a + 1, b = 'changed ' || a, d = clock_timestamp()
+            where id > highest + half * share and id <= highest + (half + 1) * share;
+            commit;
+        end loop;
+        delete from t where id > highest and id % 2 = 0;
+        commit;
+    end $$
+"""
+
+ONE_KEY: Final = """
+    create procedure one_key(changes int) language plpgsql as $$
+    begin
+        for turn in 1 .. greatest(changes / 1000, 1) loop
+            for i in 1 .. 1000 loop
+                update t set a = i, b = 'changed ' || turn;
+            end loop;
+            commit;
+        end loop;
+    end $$
+"""
+
 SMALL_TRANSACTIONS: Final = """
     create procedure small_transactions(changes int) language plpgsql as $$
     declare
@@ -266,9 +303,6 @@ def filled(table: str, rows: str) -> str:
     )
 
 
-CROSSED: Final = f"{FULL_ROWS}; create publication p for table t where (a % 3 <> 0)"
-
-
 def shares(count: int) -> str:
     """Publications `p_0`, `p_1`, …, each with its share of the rows by a filter of its own."""
     publications = (
@@ -278,14 +312,42 @@ def shares(count: int) -> str:
     return f"{FULL_ROWS}; {'; '.join(publications)}"
 
 
+def wide_rows(table: str, rows: str) -> str:
+    """INSERT of so many rows of `WIDE_TABLE`."""
+    values = ", ".join(f"'value ' || i % {100 + at}" for at in range(len(_NUMBERED)))
+    return (
+        f"insert into {table} select i, {values}, repeat(md5(i::text), 94) from generate_series(1, {rows}) i"
+    )
+
+
+def overlapping(count: int) -> str:
+    """Publications `p_0`, `p_1`, …, each with half of the rows, another half each."""
+    publications = (
+        f"create publication p_{number} for table t where (id % {2 * count} >= {number} and"
+        f" id % {2 * count} < {number + count})"
+        for number in range(count)
+    )
+    return f"{FULL_ROWS}; {'; '.join(publications)}"
+
+
+def filtered(condition: str) -> str:
+    """Publication `p` of the rows for which the condition holds."""
+    return f"{FULL_ROWS}; create publication p for table t where ({condition})"
+
+
 BACKLOGS: Final[Mapping[str, Backlog]] = {
-    "churn": Procedure("churn", SIX_COLUMNS, CROSSED, CHURN),
+    "churn": Procedure("churn", SIX_COLUMNS, filtered("a % 3 <> 0"), CHURN),
     "hot_keys": Procedure("hot_keys", SIX_COLUMNS, PUBLISHED, HOT_KEYS, filled("t", "1000")),
     "distinct_keys": Procedure(
         "distinct_keys", SIX_COLUMNS, PUBLISHED, DISTINCT_KEYS, filled("t", "greatest({changes}, 120000) / 2")
     ),
     "wide_rows": Procedure("wide_rows", WIDE_TABLE, PUBLISHED, WIDE_ROWS),
     "one_transaction": Procedure("one_transaction", SIX_COLUMNS, PUBLISHED, ONE_TRANSACTION),
+    "large_transactions": Procedure(
+        "large_transactions", SIX_COLUMNS, filtered("id % 5 < 2"), LARGE_TRANSACTIONS
+    ),
+    "selective": Procedure("churn", SIX_COLUMNS, filtered("id % 100 = 0"), CHURN),
+    "one_key": Procedure("one_key", SIX_COLUMNS, PUBLISHED, ONE_KEY, filled("t", "1")),
     "small_transactions": Procedure("small_transactions", SIX_COLUMNS, PUBLISHED, SMALL_TRANSACTIONS),
     "many_tables": Procedure(
         "many_tables", numbered_tables(TABLES), "create publication p for all tables", MANY_TABLES

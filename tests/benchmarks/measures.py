@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any, Final
 
 from benchmarks.backlogs import Connection
+from benchmarks.freshness import COMMITS_PER_SECOND, measure_sides
 from benchmarks.memory import Peaks
 from benchmarks.programs import ROOT, SUBMIT, Run, Session, fresh, sampled
 from benchmarks.stand import PUBLISHER, Stand, stand
-from benchmarks.workloads import CatchUp, EmptyWindow, InitialCopy, Workload
+from benchmarks.workloads import CatchUp, EmptyWindow, Freshness, InitialCopy, Workload
 from embedded.postgres import binaries
 
 RECEIVED: Final = "received"
@@ -29,7 +30,8 @@ class Measured:
     """Seconds of each run, the memory of each, and whether the subscribers hold the same.
 
     `runs` and `peaks` have the names of the runs as keys: `pg_recvlogical`, `native`, `cold`, `warm` and
-    what the workload has besides. `details` are the seconds of our stages, by run.
+    what the workload has besides. `details` are the seconds of our stages, by run; of `freshness` the
+    percentiles of commit to visible, of which `runs` has the 95th.
     """
 
     workload: str
@@ -51,6 +53,8 @@ def measure(workload: Workload, size: int) -> Measured:
             return _initial_copy(workload, size)
         case EmptyWindow():
             return _empty_window(workload, size)
+        case Freshness():
+            return _freshness(workload, size)
 
 
 def _catch_up(workload: CatchUp, size: int) -> Measured:
@@ -187,6 +191,20 @@ def _empty_window(workload: EmptyWindow, size: int) -> Measured:
             for name, run in {"cold": cold, "warm": warm}.items()
         }
         return _measured(workload, runs, 0, 0.0, at)
+
+
+def _freshness(workload: Freshness, seconds: int) -> Measured:
+    sides, differences = measure_sides(seconds)
+    return Measured(
+        workload=workload.name,
+        subscriptions=1,
+        changes=seconds * COMMITS_PER_SECOND,
+        size_mib=0.0,
+        runs={side: values["p95"] for side, values in sides.items()},
+        peaks={},
+        details=sides,
+        differences=differences,
+    )
 
 
 def _position_of(at: Stand) -> str:

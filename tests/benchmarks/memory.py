@@ -1,4 +1,4 @@
-"""How much memory processes take while something is measured.
+"""How much memory and CPU processes take while something is measured.
 
 Every two seconds a thread adds up, by role (looking more often takes CPU from what is measured):
 
@@ -13,10 +13,11 @@ Linux only: it reads `/proc`.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -100,6 +101,20 @@ def sample(root: int | None, servers: Mapping[str, int]) -> Counter[str]:
 def tree_mib(root: int) -> float:
     """The proportional set size of a process and its descendants."""
     return sum(_field(pid, "smaps_rollup", "Pss") for pid in _tree(root, _children())) / KIB_PER_MIB
+
+
+def cpu_seconds(root: int, postmasters: Iterable[int]) -> float:
+    """CPU time so far of a process, of servers, and of their descendants, the ended ones included."""
+    children = _children()
+    trees = [pid for top in (root, *postmasters) for pid in _tree(top, children)]
+    return sum(_ticks(pid) for pid in trees) / os.sysconf("SC_CLK_TCK")
+
+
+def _ticks(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        return sum(map(int, stat.rpartition(")")[2].split()[11:15]))
+    return 0
 
 
 def descendants(root: int) -> tuple[int, ...]:

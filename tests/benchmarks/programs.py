@@ -40,12 +40,13 @@ class Run:
 @contextlib.contextmanager
 def sampled(root: int | None, servers: Mapping[str, Cluster]) -> Iterator[MemorySampler]:
     """Watch the memory of a process with its children, and of the servers."""
-    postmasters = {name: _postmaster(server) for name, server in servers.items()}
+    postmasters = {name: postmaster(server) for name, server in servers.items()}
     with MemorySampler(root, postmasters) as sampler:
         yield sampler
 
 
-def _postmaster(cluster: Cluster) -> int:
+def postmaster(cluster: Cluster) -> int:
+    """The first process of a server."""
     return int((cluster.data / "postmaster.pid").read_text(encoding="ascii").split()[0])
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.bounds import Verdict
+from benchmarks.freshness import IDLE, plot
 from benchmarks.measures import Measured
 from benchmarks.programs import ROOT
 from embedded.postgres import binaries
@@ -64,6 +65,9 @@ class Report:
         }
         (folder / "bench.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         (folder / "bench.svg").write_text(picture(self.measured), encoding="utf-8")
+        for measured in self.measured:
+            if measured.workload == "freshness":
+                (folder / "freshness.svg").write_text(plot(measured.details), encoding="utf-8")
         (folder / "bench.md").write_text(f"{table(self.measured)}\n", encoding="utf-8")
 
 
@@ -107,7 +111,7 @@ def row(measured: Measured) -> list[str]:
         _ratio(runs, "warm", "pg_recvlogical"),
         _seconds(warm.get("capture")),
         _seconds(warm.get("replay")),
-        *(f"{measured.peaks[name].ours:.0f}" for name in ("cold", "warm")),
+        *(f"{peaks.ours:.0f}" if (peaks := measured.peaks.get(name)) else "" for name in ("cold", "warm")),
         "no" if measured.differences else "yes",
     ]
 
@@ -131,6 +135,10 @@ def details(measured: Measured) -> str:
         for name in measured.runs
         if name not in {"pg_recvlogical", "native", "cold", "warm"}
     ]
+    for name, values in measured.details.items():
+        if "p95" in values:
+            shown = ", ".join(f"{key} {values[key]:.2f}" for key in ("p50", "p95", "max", IDLE))
+            lines.append(f"  {name}, seconds from commit to visible: {shown}")
     for name, peaks in measured.peaks.items():
         roles = ", ".join(f"{role} {mib:.0f}" for role, mib in peaks.by_role.items() if mib >= 1)
         lines.append(f"  MiB at most, {name}: {roles or 'too short to see'}")

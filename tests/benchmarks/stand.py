@@ -28,7 +28,7 @@ import yaml
 from psycopg import sql
 
 from benchmarks.backlogs import Connection
-from benchmarks.programs import PROGRAM
+from benchmarks.programs import PROGRAM, postmaster
 from cdc_replay.changelog.log import ChangeLog
 from embedded.postgres import Cluster, binaries
 
@@ -83,6 +83,11 @@ class Stand:
     def servers(self) -> Mapping[str, Cluster]:
         """Both, by name."""
         return {"publisher": self.publisher, "subscriber": self.subscriber}
+
+    @property
+    def servers_pids(self) -> tuple[int, ...]:
+        """Their postmasters."""
+        return tuple(postmaster(server) for server in self.servers.values())
 
     @property
     def file(self) -> Path:

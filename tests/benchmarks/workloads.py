@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -10,12 +10,16 @@ from benchmarks.backlogs import (
     BACKLOGS,
     CHURN,
     FULL_ROWS,
+    LARGE_TRANSACTIONS,
     SIX_COLUMNS,
+    WIDE_TABLE,
     Backlog,
     Procedure,
     filled,
     numbered_tables,
+    overlapping,
     shares,
+    wide_rows,
 )
 
 MILLION: Final = 1_000_000
@@ -46,6 +50,7 @@ class InitialCopy:
     tables: str
     table_names: tuple[str, ...]
     shows_readers: bool = False
+    fill_table: Callable[[str, str], str] = filled
     subscriptions: tuple[tuple[str, ...], ...] = ONE
 
     @property
@@ -55,7 +60,8 @@ class InitialCopy:
 
     def fill(self, rows: int) -> tuple[str, ...]:
         """Statements that give the tables so many rows in all."""
-        return tuple(filled(table, str(rows // len(self.table_names))) for table in self.table_names)
+        share = str(rows // len(self.table_names))
+        return tuple(self.fill_table(table, share) for table in self.table_names)
 
 
 @dataclass(frozen=True)
@@ -69,11 +75,25 @@ class EmptyWindow:
     subscriptions: tuple[tuple[str, ...], ...] = ONE
 
 
-Workload: TypeAlias = CatchUp | InitialCopy | EmptyWindow
+@dataclass(frozen=True)
+class Freshness:
+    """Commits that are to be seen soon; the size is for how many seconds."""
+
+    name: str
+    about: str
+    size: int
+    subscriptions: tuple[tuple[str, ...], ...] = ONE
+
+
+Workload: TypeAlias = CatchUp | InitialCopy | EmptyWindow | Freshness
 
 
 def _churn_for(count: int) -> Backlog:
     return Procedure("churn", SIX_COLUMNS, shares(count), CHURN)
+
+
+def _large_transactions_for(count: int) -> Backlog:
+    return Procedure("large_transactions", SIX_COLUMNS, overlapping(count), LARGE_TRANSACTIONS)
 
 
 def _filters(count: int) -> tuple[tuple[str, ...], ...]:
@@ -89,6 +109,15 @@ _ALL: Final[tuple[Workload, ...]] = (
     CatchUp("many_tables", "200 tables", 5 * MILLION, BACKLOGS["many_tables"]),
     CatchUp("small_transactions", "inserts, each committed alone", 100_000, BACKLOGS["small_transactions"],
             shows_capture=True),
+    CatchUp("large_transactions", "five transactions, 40 % of the rows", 1_800_000,
+            BACKLOGS["large_transactions"], shows_capture=True),
+    CatchUp("large_transactions_8", "five transactions, half of the rows for each", 450_000,
+            _large_transactions_for(8), _filters(8)),
+    CatchUp("single_pull_3e5", "churn", 300_000, BACKLOGS["churn"]),
+    CatchUp("single_pull_1e6", "churn", MILLION, BACKLOGS["churn"]),
+    CatchUp("single_pull_2e6", "churn", 2 * MILLION, BACKLOGS["churn"]),
+    CatchUp("selective", "churn, one row of a hundred", MILLION, BACKLOGS["selective"]),
+    CatchUp("one_key", "updates of one row", MILLION, BACKLOGS["one_key"]),
     CatchUp("flights", "the demo's year, all of it", 1_500_000, BACKLOGS["flights"],
             (("analytics_flights", "analytics_weather"),)),
     CatchUp("flights_filtered", "the demo's year through two row filters", 1_500_000, BACKLOGS["flights"],
@@ -99,7 +128,10 @@ _ALL: Final[tuple[Workload, ...]] = (
     InitialCopy("copy_1", "one table", 5 * MILLION, SIX_COLUMNS, ("t",), shows_readers=True),
     InitialCopy("copy_20", "20 tables", 5 * MILLION, numbered_tables(COPIED_TABLES),
                 tuple(f"t_{number}" for number in range(1, COPIED_TABLES + 1))),
+    InitialCopy("copy_wide", "30 columns, 3 kB out of line", 500_000, WIDE_TABLE, ("t",),
+                fill_table=wide_rows),
     EmptyWindow("empty_window", "nothing to do", 10_000, BACKLOGS["churn"]),
+    Freshness("freshness", "50 commits a second, seconds from commit to visible", 120),
     CatchUp("growth_1e5", "churn", 100_000, BACKLOGS["churn"]),
     CatchUp("growth_1e6", "churn", MILLION, BACKLOGS["churn"]),
     CatchUp("growth_1e7", "churn", 10 * MILLION, BACKLOGS["churn"]),
@@ -108,15 +140,26 @@ _ALL: Final[tuple[Workload, ...]] = (
 WORKLOADS: Final[Mapping[str, Workload]] = {workload.name: workload for workload in _ALL}
 
 QUICK_SHARE: Final = 0.01
+QUICK_SECONDS: Final = 5
 
 
 def size_of(workload: Workload, *, rows: int | None, is_quick: bool) -> int:
     """How many changes or rows; `rows` replaces the size of the large ones, a quick run has a hundredth."""
     if is_quick:
-        return max(SMALLEST, int(workload.size * QUICK_SHARE))
+        smallest = QUICK_SECONDS if isinstance(workload, Freshness) else SMALLEST
+        return max(smallest, int(workload.size * QUICK_SHARE))
     if rows is not None and not workload.name.startswith("growth"):
         return min(rows, workload.size) if workload.size < MILLION else rows
     return workload.size
 
 
-__all__ = ["FULL_ROWS", "WORKLOADS", "CatchUp", "EmptyWindow", "InitialCopy", "Workload", "size_of"]
+__all__ = [
+    "FULL_ROWS",
+    "WORKLOADS",
+    "CatchUp",
+    "EmptyWindow",
+    "Freshness",
+    "InitialCopy",
+    "Workload",
+    "size_of",
+]

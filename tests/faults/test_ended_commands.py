@@ -39,7 +39,7 @@ from cdc_replay.commands.teardown import teardown
 from cdc_replay.commands.validate import validate
 from cdc_replay.commands.verify_log import verify_log
 from cdc_replay.failpoints import FAILPOINTS
-from faults.ending import LIMIT_SECONDS, SESSIONS, end, run_and_end, send, start, state
+from faults.ending import LIMIT_SECONDS, SESSIONS, check_nothing_is_left, end, run_and_end, send, start, state
 from fixtures.native import wait_for
 from fixtures.postgres import Database, our_origins
 from fixtures.twin import Twin
@@ -137,6 +137,20 @@ def test_replay_that_waits_for_a_lock_ends_when_it_is_asked_to(synced: Twin) -> 
     (result,) = replay(synced.config, ["s"])
     assert result.error is None
     check_equal(synced, ours)
+
+
+def test_following_sync_finishes_its_window_when_it_is_asked_to_end(synced: Twin) -> None:
+    process = start(synced, "replay.mid_merge=stop", "sync", "--follow", "s")
+    wait_for(lambda: state(process.pid) == "T", "the merge of the first window", 120)
+    family = descendants(process.pid)
+    os.kill(process.pid, signal.SIGTERM)
+    os.kill(process.pid, signal.SIGCONT)
+
+    _, error_text = process.communicate(timeout=60)
+
+    assert process.returncode == 0, error_text
+    check_nothing_is_left(synced, family)
+    check_equal(synced, synced.pairs["s"].ours)
 
 
 def test_statement_of_a_killed_command_does_not_go_on(synced: Twin) -> None:

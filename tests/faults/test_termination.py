@@ -80,3 +80,47 @@ def test_second_signal_interrupts_no_clean_up() -> None:
         process.send_signal(signal.SIGTERM)
     out, error = process.communicate(timeout=LIMIT_SECONDS)
     assert (process.returncode, out.splitlines(), error.splitlines()) == (TERMINATED, ["tidied"], [LINE])
+
+
+FINISHING: Final = """
+import threading, time
+from cdc_replay.termination import end_on_sigterm, finish_on_sigterm
+end_on_sigterm()
+with finish_on_sigterm() as stop:
+    print("ready", flush=True)
+    stop.wait()
+    print("finishing", flush=True)
+    {work}
+print("left", flush=True)
+"""
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_loop_that_finishes_ends_by_itself_after_the_first_signal(signal_number: signal.Signals) -> None:
+    with start(FINISHING.format(work="time.sleep(6)")) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal_number)
+
+        out, error_text = process.communicate(timeout=60)
+
+    assert (process.returncode, out, error_text) == (0, "finishing\nleft\n", "")
+
+
+def test_loop_that_finishes_is_ended_by_the_second_sigterm() -> None:
+    with start(FINISHING.format(work="time.sleep(600)")) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.stdout.readline() == "finishing\n"
+        process.terminate()
+
+        _, error_text = process.communicate(timeout=LIMIT_SECONDS)
+
+    assert (process.returncode, error_text) == (TERMINATED, f"{LINE}\n")
+
+
+def start(program: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 from collections.abc import Callable
 from typing import Any, Final
 
-from pyspark import SparkConf
+from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from cdc_replay.spark.errors import SparkEnded
 from cdc_replay.spark.java import JVM_OPTIONS, local_environment
 
 logger = logging.getLogger(__name__)
@@ -88,6 +90,17 @@ def _leave_failures_to_us(session: SparkSession) -> None:
         configurator.setLevel(name, "OFF")
     # py4j logs each call to a dead JVM.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+
+
+def check_jvm_runs(action: str) -> None:
+    """Check that the JVM which this process has started, if any, still runs.
+
+    Raises:
+        SparkEnded: if it does not; `action` is what needs it.
+    """
+    process: subprocess.Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001
+    if process is not None and process.poll() is not None:
+        raise SparkEnded(action)
 
 
 def tune_for(session: SparkSession, rows: int) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from cdc_replay.errors import SubscriberNotWritable, SubscriptionInUse
+from cdc_replay.errors import SubscriberNotWritable
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.relation import QualifiedName
@@ -24,7 +23,6 @@ from cdc_replay.subscriber.subscription_tables import KnownTable
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS: Final = 60
-PAUSE_SECONDS: Final = 0.2
 _UNLOCKED_TRIES: Final = 3
 
 
@@ -105,8 +103,7 @@ def open_session(
             _check_writable(connection, name)
         if installs:
             state_schema.install(connection)
-        with contextlib.ExitStack() as stack:
-            _wait_for_lock(stack, connection, name)
+        with subscription_lock.lock(connection, name, patience_seconds=PATIENCE_SECONDS):
             yield SubscriptionSession(subscription, dsn, connection, report=report)
 
 
@@ -164,20 +161,3 @@ def _check_writable(connection: Connection, name: str) -> None:
         raise SubscriberNotWritable(
             f'the subscriber of subscription "{name}" is read-only', hint=READ_ONLY_REMEDY
         )
-
-
-def _wait_for_lock(stack: contextlib.ExitStack, connection: Connection, name: str) -> None:
-    began = time.monotonic()
-    is_announced = False
-    while True:
-        try:
-            stack.enter_context(subscription_lock.lock(connection, name))
-        except SubscriptionInUse as busy:
-            if time.monotonic() > began + PATIENCE_SECONDS:
-                raise
-            if not is_announced:
-                logger.info("subscription %s is busy, waiting: %s", name, busy.detail)
-                is_announced = True
-            time.sleep(PAUSE_SECONDS)
-        else:
-            return

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 from collections.abc import Iterator
 from typing import Final
 
 import psycopg
+from psycopg import errors as pg
 
 from cdc_replay.errors import SubscriptionInUse
 from cdc_replay.postgres.connection import Connection, translated_errors
+
+logger = logging.getLogger(__name__)
 
 _LOCK_HOLDER: Final = """
     select activity.pid, activity.application_name
@@ -24,17 +28,17 @@ _LOCK_HOLDER: Final = """
 
 
 @contextlib.contextmanager
-def lock(connection: Connection, subscription: str) -> Iterator[None]:
+def lock(connection: Connection, subscription: str, *, patience_seconds: int = 0) -> Iterator[None]:
     """Hold the subscription's advisory lock for the duration.
 
-    The lock belongs to the session, so the server releases it when the process ends.
+    The lock belongs to the session, so the server releases it when the process ends. Sessions that wait for
+    it get it in their order, so one that takes it again and again keeps nobody out.
 
     Raises:
-        SubscriptionInUse: if another session holds it.
+        SubscriptionInUse: if another session holds it for `patience_seconds`.
     """
     key = advisory_key("subscription", subscription)
-    row = connection.execute("select pg_try_advisory_lock(%s)", (key,)).fetchone()
-    if row is None or not row[0]:
+    if not _acquire(connection, key, subscription, patience_seconds):
         raise SubscriptionInUse(
             f'another process is working on subscription "{subscription}"',
             detail=_lock_holder(connection, key),
@@ -46,6 +50,19 @@ def lock(connection: Connection, subscription: str) -> Iterator[None]:
         # If the connection is lost or in a failed transaction, the end of the session releases the lock.
         with contextlib.suppress(psycopg.Error):
             connection.execute("select pg_advisory_unlock(%s)", (key,))
+
+
+def _acquire(connection: Connection, key: int, subscription: str, patience_seconds: int) -> bool:
+    row = connection.execute("select pg_try_advisory_lock(%s)", (key,)).fetchone()
+    if row is None or row[0] or not patience_seconds:
+        return row is not None and bool(row[0])
+    logger.info("subscription %s is busy, waiting: %s", subscription, _lock_holder(connection, key))
+    with connection.transaction(), contextlib.suppress(pg.LockNotAvailable, pg.DeadlockDetected):
+        connection.execute("select set_config('lock_timeout', %s, true)", (f"{patience_seconds}s",))
+        with connection.transaction():
+            connection.execute("select pg_advisory_lock(%s)", (key,))
+            return True
+    return False
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -57,19 +56,3 @@ def test_archive_without_installed_package_stays_on_the_path(
     prefer_installed("packed")
 
     assert sys.path == [archive]
-
-
-def test_arrow_does_not_load_pandas_and_others_can() -> None:
-    """In a separate process: Arrow looks for pandas once."""
-    program = """
-import sys
-import pyarrow as pa
-from cdc_replay.spark.worker_daemon import arrow_without_pandas
-arrow_without_pandas()
-pa.array([1, 2]), pa.array(["x"], pa.binary())
-assert "pandas" not in sys.modules
-import pandas
-assert pa.table({"a": [1]}).to_pandas().equals(pandas.DataFrame({"a": [1]}))
-"""
-    process = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
