@@ -27,11 +27,22 @@ import typer
 
 from cdc_replay.config import Config, load_config
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration, InvalidLsn
-from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import Json, PruneResult, SyncResult
 from cdc_replay.model.size import size_in_words
 from cdc_replay.private_files import set_private_umask
+from cdc_replay.terminal.options import (
+    ConfigOption,
+    JsonOption,
+    LogLevelOption,
+    PublisherArgument,
+    SubscriptionArgument,
+    SubscriptionsArgument,
+    ToLsnOption,
+    YesOption,
+    parse_lsn,
+    parse_table,
+    set_log_level,
+)
 from cdc_replay.terminal.output import (
     CommandOutcome,
     LogHandler,
@@ -55,22 +66,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configuration file.")]
-LogLevelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--log-level", help="debug, info, warning or error; default: warning on a terminal, else info."
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-ToLsnOption = Annotated[str | None, typer.Option("--to-lsn", help="WAL position, such as 0/16B3748.")]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask; without a terminal nothing is asked.")]
-PublisherArgument = Annotated[str, typer.Argument(metavar="PUBLISHER")]
-SubscriptionArgument = Annotated[str, typer.Argument(metavar="SUBSCRIPTION")]
-SubscriptionsArgument = Annotated[list[str], typer.Argument(metavar="SUBSCRIPTION...")]
-
-_LEVELS: Final = ("debug", "info", "warning", "error")
-
 # typer returns this code in place of a KeyboardInterrupt.
 _INTERRUPTED: Final = 130
 
@@ -79,27 +74,8 @@ _UsageError: Final = typer.BadParameter.__mro__[1]
 
 
 def _load(config: Path | None, log_level: str | None) -> Config:
-    _set_log_level(log_level)
+    set_log_level(log_level)
     return load_config(config)
-
-
-def _set_log_level(log_level: str | None) -> None:
-    if log_level is None:  # on a terminal, progress and the result say what a log line would
-        log_level = "warning" if sys.stderr.isatty() else "info"
-    if log_level not in _LEVELS:
-        raise InvalidConfiguration(f'log level "{log_level}" is not one of {", ".join(_LEVELS)}')
-    logging.getLogger("cdc_replay").setLevel(log_level.upper())
-
-
-def _lsn(text: str | None) -> Lsn | None:
-    return None if text is None else Lsn.parse(text)
-
-
-def _table_name(text: str) -> QualifiedName:
-    schema, dot, name = text.partition(".")
-    if not dot or not schema or not name:
-        raise InvalidConfiguration(f'"{text}" is not a table name', hint="Give it as SCHEMA.TABLE.")
-    return QualifiedName(schema, name)
 
 
 @app.command("setup")
@@ -142,7 +118,7 @@ def _capture(
 
     loaded = _load(config, log_level)
     with show_progress(f"capture {publisher}") as report:
-        result = capture(loaded, publisher, to_lsn=_lsn(to_lsn), report=report)
+        result = capture(loaded, publisher, to_lsn=parse_lsn(to_lsn), report=report)
     return outcome_of(result, as_json=as_json)
 
 
@@ -158,7 +134,7 @@ def _snapshot(
     from cdc_replay.commands.snapshot import snapshot
 
     loaded = _load(config, log_level)
-    names = [_table_name(name) for name in table or []]
+    names = [parse_table(name) for name in table or []]
     with show_progress(f"snapshot {subscription}") as report:
         result = snapshot(loaded, subscription, tables=names, report=report)
     return outcome_of(result, as_json=as_json)
@@ -177,7 +153,7 @@ def _replay(
 
     loaded = _load(config, log_level)
     with show_progress(f"replay {' '.join(subscriptions)}") as report:
-        results = replay(loaded, subscriptions, to_lsn=_lsn(to_lsn), report=report)
+        results = replay(loaded, subscriptions, to_lsn=parse_lsn(to_lsn), report=report)
     return outcome_of_all(results, as_json=as_json)
 
 
@@ -200,8 +176,8 @@ def _resume(
     from cdc_replay.commands.resume import resume
 
     loaded = _load(config, log_level)
-    names = [_table_name(name) for name in table or []]
-    result = resume(loaded, subscription, tables=names, skip=_lsn(skip), accept_null=accept_null)
+    names = [parse_table(name) for name in table or []]
+    result = resume(loaded, subscription, tables=names, skip=parse_lsn(skip), accept_null=accept_null)
     return outcome_of(result, as_json=as_json)
 
 
@@ -225,7 +201,7 @@ def _sync(
 
     loaded = _load(config, log_level)
     with show_progress(f"sync {' '.join(subscriptions)}") as report:
-        results = sync(loaded, subscriptions, to_lsn=_lsn(to_lsn), report=report)
+        results = sync(loaded, subscriptions, to_lsn=parse_lsn(to_lsn), report=report)
     return outcome_of_all(results, as_json=as_json)
 
 
@@ -410,10 +386,9 @@ def _teardown(
     """Remove what setup or snapshot created, nothing else."""
     from cdc_replay.commands.teardown import teardown
 
-    def confirm(consequence: str) -> None:
-        confirm_or_abort(f"{consequence} Continue?", yes=yes)
-
-    return outcome_of(teardown(_load(config, log_level), name, confirm=confirm), as_json=as_json)
+    loaded = _load(config, log_level)
+    result = teardown(loaded, name, confirm=lambda text: confirm_or_abort(f"{text} Continue?", yes=yes))
+    return outcome_of(result, as_json=as_json)
 
 
 @app.command("batch")
@@ -425,7 +400,7 @@ def _batch(
     """Run one command per line of standard input in this process and its Spark session."""
     from cdc_replay.commands.batch import batch
 
-    _set_log_level(log_level)
+    set_log_level(log_level)
     batch(sys.stdin, sys.stdout, functools.partial(run_line, config=config))
 
 
