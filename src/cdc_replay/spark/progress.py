@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
-from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from cdc_replay.model.progress import Progress, Report, Unit, unreported
@@ -32,8 +31,8 @@ def report_tasks(report: Report, what: str, of: str) -> Iterator[None]:
 
 
 def _watch(report: Report, what: str, of: str, ended: threading.Event) -> None:
-    # A JVM that dies is reported by the call that needs it.
-    with contextlib.suppress(Py4JError, OSError, EOFError):
+    # A JVM that dies, in whatever way that shows here, is reported by the call that needs it.
+    with contextlib.suppress(Exception):
         tasks, done = 0, 0
         while not ended.wait(WATCH_SECONDS):
             tasks, done = _count_tasks()

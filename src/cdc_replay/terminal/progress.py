@@ -40,7 +40,7 @@ def show_progress(title: str, console: Console | None = None) -> Iterator[ShownP
     )
     with Display(*columns, console=console, transient=True) as display:
         display.add_task(title, total=None, counts="")
-        yield _LiveReport(display)
+        yield LiveReport(display)
 
 
 class ShownProgress(Protocol):
@@ -78,7 +78,7 @@ class ProgressLog:
 
 
 @dataclass(slots=True)
-class _LiveReport:
+class LiveReport:
     """A line per item that is not done."""
 
     display: Display

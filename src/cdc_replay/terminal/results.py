@@ -196,14 +196,15 @@ def _(result: results.PruneResult) -> Summary:
     if result.segments:
         dropped = f"{_count(result.segments, 'segment')}, {_size(result.bytes)}"
         verb = "would drop" if result.dry_run else "dropped"
-        sentence = f"{verb} {dropped} of the change log of {name}: it starts at {result.to_lsn} then"
+        starts = "would then start" if result.dry_run else "now starts"
+        sentence = f"{verb} {dropped} of the change log of {name}, which {starts} at {result.to_lsn}"
         rows.append(("committed", f"{result.from_time} to {result.to_time}"))
     else:
         sentence = f"nothing to prune: the change log of {name} starts at {result.to_lsn} as before"
     needed = f"from {result.needed_lsn} on"
     rows.append(("needed", needed if result.needed_by is None else f"{needed}, by {result.needed_by}"))
     rows += _nonzero({"segments merged": result.merged, "files deleted": result.files})
-    later = "Files of dropped segments are deleted by a run a day later, when no reader has them open."
+    later = "The files of dropped segments are deleted by a run a day later, when no reader has them open."
     is_later = result.segments and not result.dry_run
     return Summary(sentence, tuple(rows), later if is_later else None)
 

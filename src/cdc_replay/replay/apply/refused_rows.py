@@ -13,7 +13,7 @@ import contextlib
 import csv
 import io
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +27,7 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.replay.apply.conflicts import KEYS_SHOWN, key_text, which_row
 from cdc_replay.replay.apply.stage_table import StageTable
-from cdc_replay.subscriber.target_tables import TargetTable
+from cdc_replay.subscriber.target_tables import TargetColumn, TargetTable
 
 if TYPE_CHECKING:
     from cdc_replay.replay.apply.staging import StagedTable
@@ -64,7 +64,7 @@ def name_refused_row(
     found = next((part for part in staged if part.table.target == name and part.table.is_keyed), None)
     if found is None:
         return error
-    key = key_in_detail(cause, targets[name], found.table)
+    key = key_in_detail(cause, targets[name].columns, found.table.keys)
     keys = [key] if key is not None else _staged_keys(connection, found)
     if not keys:
         return error
@@ -72,18 +72,20 @@ def name_refused_row(
     return ApplyConflict(error.message, detail=detail, hint=error.hint, rule=error.rule, table=error.table)
 
 
-def key_in_detail(error: psycopg.Error, target: TargetTable, table: StageTable) -> str | None:
+def key_in_detail(
+    error: psycopg.Error, columns: Sequence[TargetColumn], keys: Sequence[TargetColumn]
+) -> str | None:
     """The key in `Failing row contains (…)`; None if a value with a comma could be taken for two."""
     shown = error.diag.message_detail
     if not isinstance(error, pg.CheckViolation | pg.NotNullViolation) or shown is None or ") = (" in shown:
         return None
     values = shown[shown.find("(") + 1 : shown.rfind(")")].split(", ")
-    names = [column.name for column in target.columns]
-    places = [names.index(column.name) for column in table.keys]
-    before = target.columns[: max(places) + 1]
+    names = [column.name for column in columns]
+    places = [names.index(column.name) for column in keys]
+    before = columns[: max(places) + 1]
     if len(values) != len(names) and not all(column.base_type_sql in _WITHOUT_COMMA for column in before):
         return None
-    return key_text(table.keys, [values[place] for place in places])
+    return key_text(keys, [values[place] for place in places])
 
 
 def _staged_keys(connection: Connection, staged: StagedTable) -> list[str]:
