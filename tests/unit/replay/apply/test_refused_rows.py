@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import psycopg
 import pytest
@@ -23,7 +23,8 @@ ID, NAME, BORN = column("id", "integer"), column("name", "text"), column("born",
 
 def refusal(kind: type[psycopg.Error], **diagnostics: str) -> psycopg.Error:
     shown = SimpleNamespace(**{"message_detail": None, "context": None} | diagnostics)
-    return cast("Any", type(kind.__name__, (kind,), {"diag": shown}))("refused")
+    error: psycopg.Error = type(kind.__name__, (kind,), {"diag": shown})("refused")
+    return error
 
 
 @pytest.mark.parametrize(
