@@ -42,8 +42,8 @@ def replay(
         sessions: list[SubscriptionSession] = []
         for name in subscriptions:
             try:
-                opened = open_subscription(config, name, "replay", report=report)
-                sessions.append(stack.enter_context(opened))
+                session = open_subscription(config, name, "replay", report=report)
+                sessions.append(stack.enter_context(session))
             except (CdcReplayError, psycopg.Error) as error:
                 logger.info("subscription %s is left out: %s", name, error)
                 results[name] = ReplayResult(name, Lsn(0), Lsn(0), 0.0).failed_with(error)

@@ -47,8 +47,8 @@ def sync(
         sessions, failures = [], {}
         for name in subscriptions:
             try:
-                opened = open_subscription(config, name, "sync", report=report)
-                sessions.append(stack.enter_context(opened))
+                session = open_subscription(config, name, "sync", report=report)
+                sessions.append(stack.enter_context(session))
             except (CdcReplayError, psycopg.Error) as error:
                 logger.info("subscription %s is left out: %s", name, error)
                 failures[name] = error

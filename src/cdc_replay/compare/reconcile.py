@@ -137,7 +137,7 @@ def reconcile_tables(
                         "merge",
                         request.subscription,
                         pairs,
-                        lambda each: each.staged.pair.name,
+                        lambda table: table.staged.pair.name,
                     )
                     reconciled = tuple(_merge(request, subscriber, sessions, pair) for pair in merging)
             if before_commit is not None:
@@ -250,7 +250,7 @@ def _compare_and_stage(
     check_targets({table.table.name: table.columns for table in request.tables}, targets)
     compared = []
     tables = each_table(
-        request.report, "compare", request.subscription, request.tables, lambda each: each.table.name
+        request.report, "compare", request.subscription, request.tables, lambda table: table.table.name
     )
     for index, synced in enumerate(tables):
         started = time.monotonic()

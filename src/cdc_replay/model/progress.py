@@ -27,11 +27,11 @@ class Unit(enum.Enum):
 class Progress:
     """One item of a stage: `done` of `total` units, and rows so far.
 
-    `what` is a verb, `of` the table, subscription or publisher. `total` is None if it is not known; that of a
-    copy is an estimate.
+    `action` is a verb, `of` the table, subscription or publisher. `total` is None if it is not known; that of
+    a copy is an estimate.
     """
 
-    what: str
+    action: str
     of: str
     done: int
     total: int | None
@@ -57,13 +57,13 @@ _Table = TypeVar("_Table")
 
 
 def each_table(
-    report: Report, what: str, of: str, tables: Sequence[_Table], name: Callable[[_Table], object] = str
+    report: Report, action: str, of: str, tables: Sequence[_Table], name: Callable[[_Table], object] = str
 ) -> Iterator[_Table]:
     """The tables one by one; each is reported when its turn comes."""
     for done, table in enumerate(tables):
-        report(Progress(what, of, done, len(tables), Unit.TABLES, current=str(name(table))))
+        report(Progress(action, of, done, len(tables), Unit.TABLES, current=str(name(table))))
         yield table
-    report(Progress(what, of, len(tables), len(tables), Unit.TABLES))
+    report(Progress(action, of, len(tables), len(tables), Unit.TABLES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ WATCH_SECONDS: Final = 1.0
 
 
 @contextlib.contextmanager
-def report_tasks(report: Report, what: str, of: str) -> Iterator[None]:
+def report_tasks(report: Report, action: str, of: str) -> Iterator[None]:
     """Report the tasks of the jobs that run meanwhile, every second; nothing if nobody listens."""
     if report is unreported:
         yield
         return
     ended = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(report, what, of, ended), daemon=True)
+    watcher = threading.Thread(target=_watch, args=(report, action, of, ended), daemon=True)
     watcher.start()
     try:
         yield
@@ -30,16 +30,16 @@ def report_tasks(report: Report, what: str, of: str) -> Iterator[None]:
         watcher.join()
 
 
-def _watch(report: Report, what: str, of: str, ended: threading.Event) -> None:
+def _watch(report: Report, action: str, of: str, ended: threading.Event) -> None:
     # A JVM that dies, in whatever way that shows here, is reported by the call that needs it.
     with contextlib.suppress(Exception):
         tasks, done = 0, 0
         while not ended.wait(WATCH_SECONDS):
             tasks, done = _count_tasks()
             if tasks:
-                report(Progress(what, of, done, tasks, Unit.TASKS))
+                report(Progress(action, of, done, tasks, Unit.TASKS))
         if tasks:
-            report(Progress(what, of, tasks, tasks, Unit.TASKS))
+            report(Progress(action, of, tasks, tasks, Unit.TASKS))
 
 
 def _count_tasks() -> tuple[int, int]:

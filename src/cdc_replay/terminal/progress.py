@@ -64,13 +64,13 @@ class ProgressLog:
 
     def __call__(self, progress: Progress, /) -> None:
         """Log the progress, if it is time."""
-        now, item = self.clock(), (progress.what, progress.of)
+        now, key = self.clock(), (progress.action, progress.of)
         with self._lock:
-            pace = self._paces.setdefault(item, Pace(now, progress.done))
-            if now - self._logged.setdefault(item, now) < LOG_SECONDS:
+            pace = self._paces.setdefault(key, Pace(now, progress.done))
+            if now - self._logged.setdefault(key, now) < LOG_SECONDS:
                 return
-            self._logged[item] = now
-        logger.info("%s %s: %s", progress.what, progress.of, pace.describe(progress, now))
+            self._logged[key] = now
+        logger.info("%s %s: %s", progress.action, progress.of, pace.describe(progress, now))
 
     def paused(self) -> AbstractContextManager[None]:
         """Log lines disturb no question."""
@@ -87,14 +87,14 @@ class LiveReport:
 
     def __call__(self, progress: Progress, /) -> None:
         """Show the progress."""
-        now, item = time.monotonic(), (progress.what, progress.of)
+        now, key = time.monotonic(), (progress.action, progress.of)
         with self._lock:
-            if item not in self._items:
+            if key not in self._items:
                 task = self.display.add_task(
-                    printable(f"{progress.what} {progress.of}"), total=None, counts=""
+                    printable(f"{progress.action} {progress.of}"), total=None, counts=""
                 )
-                self._items[item] = (task, Pace(now, progress.done))
-            task, pace = self._items[item]
+                self._items[key] = (task, Pace(now, progress.done))
+            task, pace = self._items[key]
         self.display.update(
             task,
             completed=progress.done,

@@ -68,10 +68,10 @@ def summarize(_result: Result) -> Summary | None:
 
 @summarize.register
 def _(result: results.CaptureResult) -> Summary:
-    found = "no new changes"
+    content = "no new changes"
     if result.messages:
-        found = f"{_changes(result.messages, result.transactions)}, {_size(result.bytes)}"
-    return Summary(f"captured {result.publisher} up to {result.to_lsn}: {found} in {_time(result.seconds)}")
+        content = f"{_changes(result.messages, result.transactions)}, {_size(result.bytes)}"
+    return Summary(f"captured {result.publisher} up to {result.to_lsn}: {content} in {_time(result.seconds)}")
 
 
 @summarize.register

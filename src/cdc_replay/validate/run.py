@@ -123,7 +123,7 @@ def file_name(subscription: str) -> str:
 def _observe(request: ValidationRequest) -> tuple[ObservedTable, ...]:
     observed = []
     tables = each_table(
-        request.report, "compare", request.subscription, request.tables, lambda each: each.table.table.name
+        request.report, "compare", request.subscription, request.tables, lambda table: table.table.table.name
     )
     for position, validated in enumerate(tables, start=1):
         table = ObservedTable(validated, compare_table(request.fence, validated, request.listed_keys))

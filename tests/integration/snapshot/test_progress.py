@@ -43,7 +43,7 @@ def test_rows_of_a_running_copy_are_reported(
             (shown,) = status(configuration(publisher, subscriber, tmp_path)).copies
         assert status(configuration(publisher, subscriber, tmp_path)).copies == ()
     first = reported[0]
-    assert (first.what, first.of, first.total) == ("copy", "public.t", 2_000_000)
+    assert (first.action, first.of, first.total) == ("copy", "public.t", 2_000_000)
     assert first.rows is not None
     assert 0 < first.rows <= 100_000
     assert 0 < first.done <= 800_000

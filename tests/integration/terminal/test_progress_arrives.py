@@ -25,7 +25,7 @@ def test_progress_of_every_command(twin: Twin, monkeypatch: pytest.MonkeyPatch) 
     def kinds() -> set[tuple[str, str]]:
         """What was reported since, after a check that nothing exceeds its total."""
         assert all(report.total is None or 0 <= report.done <= report.total for report in reported)
-        found = {(report.what, report.of) for report in reported if not report.of.startswith("window")}
+        found = {(report.action, report.of) for report in reported if not report.of.startswith("window")}
         reported.clear()
         return found
 
@@ -40,7 +40,7 @@ def test_progress_of_every_command(twin: Twin, monkeypatch: pytest.MonkeyPatch) 
     capture(twin.config, "pub", report=report)
     assert kinds() == {("capture", "pub")}
     (replayed,) = replay(twin.config, ["s"], report=report)
-    assert any(progress.what == "read" and progress.total for progress in reported)
+    assert any(progress.action == "read" and progress.total for progress in reported)
     assert kinds() == {("replay", "s"), ("merge", "s")}
     backfill(twin.config, "s", str(begin), str(replayed.to_lsn), report=report)
     assert ("backfill", "s") in kinds()

@@ -61,11 +61,11 @@ def name_refused_row(
     if not isinstance(cause, psycopg.Error) or isinstance(cause, pg.UniqueViolation) or error.table is None:
         return error
     name = QualifiedName(*error.table)
-    found = next((part for part in staged if part.table.target == name and part.table.is_keyed), None)
-    if found is None:
+    part = next((part for part in staged if part.table.target == name and part.table.is_keyed), None)
+    if part is None:
         return error
-    key = key_in_detail(cause, targets[name].columns, found.table.keys)
-    keys = [key] if key is not None else _staged_keys(connection, found)
+    key = key_in_detail(cause, targets[name].columns, part.table.keys)
+    keys = [key] if key is not None else _staged_keys(connection, part)
     if not keys:
         return error
     detail = which_row(*keys) if error.detail is None else f"{error.detail} {which_row(*keys)}"
@@ -81,11 +81,11 @@ def key_in_detail(
         return None
     values = shown[shown.find("(") + 1 : shown.rfind(")")].split(", ")
     names = [column.name for column in columns]
-    places = [names.index(column.name) for column in keys]
-    before = columns[: max(places) + 1]
+    positions = [names.index(column.name) for column in keys]
+    before = columns[: max(positions) + 1]
     if len(values) != len(names) and not all(column.base_type_sql in _WITHOUT_COMMA for column in before):
         return None
-    return key_text(keys, [values[place] for place in places])
+    return key_text(keys, [values[position] for position in positions])
 
 
 def _staged_keys(connection: Connection, staged: StagedTable) -> list[str]:

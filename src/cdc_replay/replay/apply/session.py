@@ -183,7 +183,7 @@ class ApplySession:
         with act_on(self.connection, [*merged_into, *truncated]) as sessions:
             self._truncate(sessions, truncations)
             with disable_statement_triggers(self.connection, sessions, merged_into):
-                for index in self._each(tuple(staged), names):
+                for index in self._reported(tuple(staged), names):
                     session = sessions.session_for(self.targets[names[index]])
                     self._merge(session, staged[index], names[index], total)
         return Applied(
@@ -196,7 +196,7 @@ class ApplySession:
             time.monotonic() - started,
         )
 
-    def _each(self, staged: Sequence[int], names: Mapping[int, QualifiedName]) -> Iterator[int]:
+    def _reported(self, staged: Sequence[int], names: Mapping[int, QualifiedName]) -> Iterator[int]:
         request = self.request
         return each_table(request.report, "merge", request.subscription.name, staged, names.__getitem__)
 
