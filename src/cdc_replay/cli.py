@@ -51,6 +51,7 @@ from cdc_replay.terminal.output import (
     is_interactive,
     outcome_of,
     outcome_of_all,
+    print_error,
     print_json,
     print_outcome,
 )
@@ -472,7 +473,7 @@ def _exit_code(arguments: Sequence[str]) -> int:
         if isinstance(error, _UsageError) and hasattr(error, "show"):
             error.show()
         elif not is_asked_to_end():  # which is reported already
-            _print_error(reason[0])
+            print_error(reason[0])
         if "--json" in arguments:
             print_json({"error": reason[0]})
         return reason[1]
@@ -480,12 +481,8 @@ def _exit_code(arguments: Sequence[str]) -> int:
         return 0
     print_outcome(outcome)
     if outcome.error:
-        _print_error(outcome.error)
+        print_error(outcome.error)
     return 1 if outcome.error else 0
-
-
-def _print_error(text: str) -> None:
-    sys.stderr.write(f"cdc-replay: {text}\n")
 
 
 if __name__ == "__main__":

@@ -50,11 +50,6 @@ class CdcReplayError(Exception):
             parts.append(f"HINT: {self.hint}")
         return "\n".join(parts)
 
-    @property
-    def without_hint(self) -> str:
-        """The text without the remedy, for an error that has one of its own."""
-        return str(self).removesuffix(f"\nHINT: {self.hint}")
-
 
 def retry_of(error: Exception) -> Retry:
     """The retry policy of the error's class; errors of other packages can be retried."""

@@ -243,7 +243,8 @@ def parked_error(subscription: str, transaction: Lsn, reason: Exception | None) 
     detail = str(reason)
     if isinstance(reason, CdcReplayError):
         parts += filter(None, [reason.hint])
-        detail = reason.without_hint
+        rule = "" if reason.rule is None else f" [{reason.rule}]"
+        detail = f"{reason.message}{rule}" + (f". {reason.detail}" if reason.detail else "")
     if not _names_its_transaction(reason):
         parts.append(
             f"Then run `cdc-replay replay {subscription}` again; or leave the transaction out:"

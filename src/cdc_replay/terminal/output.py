@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cdc_replay.model.results import Json, Result
-from cdc_replay.terminal.results import summarize
+from cdc_replay.terminal.results import summarize, wrap
+from cdc_replay.terminal.units import printable
 
 LONGEST_WORD: Final = 40
 """A list with a longer element, such as a statement, is printed line by line."""
@@ -121,6 +122,15 @@ def _cell(value: Json) -> str:
             return ("\n" if is_prose else ", ").join(cells) or "-"
         case _:
             return str(value)
+
+
+def print_error(text: str) -> None:
+    """Print why a command failed; on a terminal no word is broken."""
+    lines = printable(f"cdc-replay: {text}").splitlines()
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        lines = [part for line in lines for part in wrap(line, width)]
+    sys.stderr.write("\n".join(lines) + "\n")
 
 
 class LogHandler(logging.StreamHandler[TextIO]):

@@ -36,20 +36,21 @@ class Summary:
 
     def to_text(self, width: int) -> str:
         """Lines of at most `width`, except for words that are longer, such as paths."""
-        lines = [*_wrap(self.sentence, width)]
+        lines = [*wrap(self.sentence, width)]
         column = max((len(label) for label, _ in self.rows if len(label) <= LONGEST_LABEL), default=0)
         for label, value in self.rows:
             head = f"  {label:<{column}}  "
             if len(label) > column:
                 lines.append(f"  {label}")
                 head = " " * len(f"  {'':<{column}}  ")
-            lines += _wrap(value, width, head)
+            lines += wrap(value, width, head)
         if self.next_step is not None:
-            lines += _wrap(self.next_step, width)
+            lines += wrap(self.next_step, width)
         return printable("\n".join(lines)) + "\n"
 
 
-def _wrap(text: str, width: int, head: str = "") -> list[str]:
+def wrap(text: str, width: int, head: str = "") -> list[str]:
+    """Lines of at most `width`, the first after `head`; a longer word, such as a path, is not broken."""
     return textwrap.wrap(
         text,
         width,

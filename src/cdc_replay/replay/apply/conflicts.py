@@ -257,7 +257,7 @@ def ambiguous_key(target: QualifiedName, count: int, keys: list[str]) -> ApplyCo
 
 def which_row(*keys: str) -> str:
     """The sentence that names the refused row, or the rows that it is one of."""
-    return f"The row's key is {keys[0]}." if len(keys) == 1 else f"The row is one of {', '.join(keys)}."
+    return f"The row has {keys[0]}." if len(keys) == 1 else f"The row is one of {', '.join(keys)}."
 
 
 def key_text(columns: Sequence[TargetColumn], values: Sequence[object]) -> str:
