@@ -168,4 +168,4 @@ def confirm_or_abort(question: str, *, yes: bool) -> None:
         typer.Abort: if the answer is no.
     """
     if not yes and is_interactive():
-        typer.confirm(question, abort=True, err=True)
+        typer.confirm("\n".join(wrap(question, shutil.get_terminal_size().columns)), abort=True, err=True)

@@ -163,13 +163,14 @@ def _(result: results.ResumeResult) -> Summary:
 @summarize.register
 def _(result: results.ValidateResult) -> Summary:
     failed = [table for table in result.tables if not table["success"]]
-    tables = _count(len(result.tables), "table")
+    tables, differ = _count(len(result.tables), "table"), "differs" if len(failed) == 1 else "differ"
+    remedy = f"`cdc-replay refresh {result.subscription} --reconcile --dry-run` counts what makes them equal."
     if result.success:
-        rows = sum(count for table in result.tables if isinstance(count := table["publisher_rows"], int))
-        sentence = f"{result.subscription} is consistent at {result.to_lsn}: {tables}, {_rows(rows)}"
+        total = sum(count for table in result.tables if isinstance(count := table["publisher_rows"], int))
+        sentence = f"{result.subscription} is consistent at {result.to_lsn}: {tables}, {_rows(total)}"
     else:
         sentence = (
-            f"{result.subscription} is NOT consistent at {result.to_lsn}: {len(failed)} of {tables} differ"
+            f"{result.subscription} is NOT consistent at {result.to_lsn}: {len(failed)} of {tables} {differ}"
         )
     notes = [
         (str(table["table"]), str(note))
@@ -177,7 +178,8 @@ def _(result: results.ValidateResult) -> Summary:
         if table["success"] and isinstance(table["notes"], list)
         for note in table["notes"]
     ]
-    return Summary(f"{sentence}, {_time(result.seconds)}", (*notes, ("report", str(result.report))))
+    rows = (*notes, ("report", str(result.report)))
+    return Summary(f"{sentence}, {_time(result.seconds)}", rows, None if result.success else remedy)
 
 
 @summarize.register
@@ -205,8 +207,8 @@ def _(result: results.PruneResult) -> Summary:
     needed = f"from {result.needed_lsn} on"
     rows.append(("needed", needed if result.needed_by is None else f"{needed}, by {result.needed_by}"))
     rows += _nonzero({"segments merged": result.merged, "files deleted": result.files})
-    later = "The files of dropped segments are deleted by a run a day later, when no reader has them open."
-    is_later = result.segments and not result.dry_run
+    later = "A job is reading the log: a later run deletes the files of the dropped segments."
+    is_later = not result.dry_run and result.files < result.segments
     return Summary(sentence, tuple(rows), later if is_later else None)
 
 
@@ -222,7 +224,12 @@ def _(result: results.TeardownResult) -> Summary:
         stays += f" then run `cdc-replay setup {result.publisher}` and `snapshot` for each subscription."
     if not result.removed:
         return Summary(f"{name}: there was nothing to remove")
-    return Summary(f"tore down {name}", tuple(("removed", thing) for thing in result.removed), stays)
+    by_kind: dict[str, list[str]] = {}
+    for removed in result.removed:
+        kind, _, removed_name = removed.rpartition(" ")
+        by_kind.setdefault(kind, []).append(removed_name)
+    rows = tuple((kind, ", ".join(names)) for kind, names in by_kind.items())
+    return Summary(f"removed from {name}", rows, stays)
 
 
 def _read(result: AppliedRange) -> str:

@@ -96,5 +96,5 @@ def test_teardown_says_what_goes_and_asks(cli: CommandLine) -> None:
     assert cli.publisher.rows(slots) == [(cli.slot,)]
     code, screen = on_terminal(cli, "teardown", "pub", answer="y\n")
     assert code == 0, screen
-    assert "tore down publisher pub" in screen
+    assert "removed from publisher pub" in screen
     assert cli.publisher.rows(slots) == []

@@ -158,9 +158,10 @@ SCREENS: dict[str, tuple[Result, str]] = {
     "not consistent": (
         validated(success=False),
         (
-            "nsw is NOT consistent at 0/2A2B3C: 1 of 2 tables differ, 3.0 s\n"
+            "nsw is NOT consistent at 0/2A2B3C: 1 of 2 tables differs, 3.0 s\n"
             "  public.t  for information only: its DELETEs are not published\n"
             "  report    /srv/a/long/path/of/expectations/gx/uncommitted/reports/nsw/0-2A2B3C.html\n"
+            "`cdc-replay refresh nsw --reconcile --dry-run` counts what makes them equal.\n"
         ),
     ),
     "verify-log": (
@@ -178,16 +179,17 @@ SCREENS: dict[str, tuple[Result, str]] = {
             "  committed        2026-01-01 10:00:00+00:00 to 2026-01-02 10:00:00+00:00\n"
             "  needed           from 0/2A2B3C on, by nsw\n"
             "  segments merged  2\n"
-            "The files of dropped segments are deleted by a run a day later, when no reader\n"
-            "  has them open.\n"
+            "A job is reading the log: a later run deletes the files of the dropped segments.\n"
         ),
     ),
     "teardown": (
-        results.TeardownResult("shop", None, B, B, 0.2, ("replication slot s", "publication p")),
+        results.TeardownResult(
+            "shop", None, B, B, 0.2, ("replication slot s", "publication p", "publication q")
+        ),
         (
-            "tore down publisher shop\n"
-            "  removed  replication slot s\n"
-            "  removed  publication p\n"
+            "removed from publisher shop\n"
+            "  replication slot  s\n"
+            "  publication       p, q\n"
             "The change log and the subscribers' rows stay. To capture again, move the change\n"
             "  log away, then run `cdc-replay setup shop` and `snapshot` for each\n"
             "  subscription.\n"
