@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 
 from cdc_replay.commands.backfill import backfill
@@ -18,9 +20,16 @@ from fixtures.twin import Twin
 pytestmark = pytest.mark.spark
 
 
+class Reports(list[Progress]):
+    """What was reported; as a display, it cannot be sent to an executor."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("reports stay in the driver")
+
+
 def test_progress_of_every_command(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdc_replay.spark.progress.WATCH_SECONDS", 0.01)
-    reported: list[Progress] = []
+    reported = Reports()
 
     def kinds() -> set[tuple[str, str]]:
         """What was reported since, after a check that nothing exceeds its total."""
