@@ -183,7 +183,12 @@ class SubscriptionInUse(CdcReplayError):
 
 
 class SubscriptionParked(CdcReplayError):
-    """The subscription is parked (PostgreSQL: disabled) until its cause is resolved."""
+    """The subscription is parked (PostgreSQL: disabled) until its cause is resolved.
+
+    `commit_lsn` is the commit LSN of the transaction that it is parked before, if there is one.
+    """
+
+    commit_lsn: int | None = None
 
 
 class ReplayFailed(CdcReplayError):

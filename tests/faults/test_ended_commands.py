@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -173,20 +174,38 @@ def test_statement_of_a_killed_command_does_not_go_on(synced: Twin) -> None:
 def test_killed_jvm_is_reported(synced: Twin, failpoint: str) -> None:
     """While a worker stages, and between staging and merge; as the kernel does where memory runs out."""
     process = start(synced, f"{failpoint}=stop", "replay", "s")
+    output = kill_jvm(process, failpoint)
+    # What is staged already needs no JVM any more.
+    assert process.returncode == int(failpoint == "replay.mid_staging"), output
+    assert ("cdc-replay: s: Spark ended: replay of" in output) is (failpoint == "replay.mid_staging"), output
+    assert "Errno" not in output
+    (result,) = replay(synced.config, ["s"])
+    assert result.error is None
+    check_equal(synced, synced.pairs["s"].ours)
+
+
+@pytest.mark.slow
+def test_jvm_killed_during_a_copy_is_reported(synced: Twin) -> None:
+    process = start(synced, "snapshot.mid_copy=stop", "snapshot", "s", "--table", "public.t")
+    output = kill_jvm(process, "snapshot.mid_copy")
+    assert process.returncode == 1, output
+    assert 'cdc-replay: Spark ended: snapshot of subscription "s" was not completed' in output
+    assert "Errno" not in output
+    assert "Traceback" not in output
+    replay(synced.config, ["s"])
+    check_equal(synced, synced.pairs["s"].ours)
+
+
+def kill_jvm(process: subprocess.Popen[str], failpoint: str) -> str:
+    """Kill the JVM of a command whose worker has stopped at a failpoint; the command's output."""
     wait_for(lambda: any(state(pid) == "T" for pid in descendants(process.pid)), f"{failpoint}", 300)
     family = descendants(process.pid)
     (jvm, *_) = [pid for pid in family if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == "java\n"]
     os.kill(jvm, signal.SIGKILL)
     send(family, signal.SIGCONT)
     _, output = process.communicate(timeout=120)
-    # What is staged already needs no JVM any more.
-    assert process.returncode == int(failpoint == "replay.mid_staging"), output
-    assert ("cdc-replay: s: Spark ended: replay of" in output) is (failpoint == "replay.mid_staging"), output
-    assert "Errno" not in output
     wait_for(lambda: not any(state(pid) not in {"", "Z"} for pid in family), "the workers to end", 60)
-    (result,) = replay(synced.config, ["s"])
-    assert result.error is None
-    check_equal(synced, synced.pairs["s"].ours)
+    return output
 
 
 SOON: Final = ("replay.mid_merge", signal.SIGTERM)

@@ -28,7 +28,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from cdc_replay.capture.change_origins import LocalChanges, can_filter_origins, read_local_changes
@@ -48,7 +48,8 @@ from cdc_replay.capture.transactions import CaptureCounts, TransactionAssembler
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import DecodingFailed
 from cdc_replay.failpoints import failpoint
-from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.lsn import ZERO, Lsn, Window
+from cdc_replay.model.progress import Progress, Report, unreported
 from cdc_replay.postgres.connection import Connection, connect, translated_errors
 from cdc_replay.postgres.peek import PeekOptions, RawMessages, peek
 from cdc_replay.postgres.slot import check_server, check_slot
@@ -89,6 +90,7 @@ class CaptureSource:
     origin_none: bool = False
     max_retained_wal: int | None = None
     """In bytes; None: no limit other than the server's."""
+    report: Report = field(default=unreported, compare=False)
 
     def __repr__(self) -> str:
         # Without the DSN, which may hold a password.
@@ -179,6 +181,7 @@ class _Puller:
         self._log = log
         self._catalogs = catalogs
         self._secret = secret
+        self._progress = _CaptureProgress(source, log.end_lsn)
         self._options = PeekOptions(
             source.slot, tuple(CAPTURE_PUBLICATIONS.values()), source.streaming, two_phase
         )
@@ -194,10 +197,12 @@ class _Puller:
         the limit.
         """
         limit = self._source.max_changes_per_pull
+        self._progress.target = target
         target = min(target, self._pull_limit())
         self._catalogs.refresh()
         while (counts := self._pull_with_fallback(target, limit)) is None:
             limit *= 2
+        self._progress.report(self._log.end_lsn)
         return counts
 
     def _pull_limit(self) -> Lsn:
@@ -233,7 +238,7 @@ class _Puller:
         messages = MessageFilter(self._secret)
         assembler = TransactionAssembler(after, self._log.prepared, local_changes, messages=messages)
         with contextlib.closing(batches), assembler:
-            counted_batches = _CountedBatches(batches)
+            counted_batches = _CountedBatches(batches, self._progress)
             segments = self._log.write(_log_rows(counted_batches, assembler))
             failpoint("capture.after_segment")
             is_complete = counted_batches.messages < limit
@@ -303,9 +308,26 @@ def _warn_of_rejected(publisher: str, messages: MessageFilter) -> None:
     )
 
 
+@dataclass(slots=True)
+class _CaptureProgress:
+    """Reports how much of the WAL between `start` and `target` has been read."""
+
+    source: CaptureSource
+    start: Lsn
+    target: Lsn = ZERO
+    highest: Lsn = ZERO
+
+    def report(self, lsn: Lsn) -> None:
+        """The position `lsn` is read; changes of concurrent transactions are not in order of it."""
+        self.highest = max(self.highest, min(lsn, self.target), self.start)
+        done, total = self.highest.value - self.start.value, self.target.value - self.start.value
+        self.source.report(Progress("capture", self.source.publisher, done, total))
+
+
 class _CountedBatches:
-    def __init__(self, batches: Iterator[RawMessages]) -> None:
+    def __init__(self, batches: Iterator[RawMessages], progress: _CaptureProgress) -> None:
         self._batches = batches
+        self._progress = progress
         self.messages = 0
 
     def __iter__(self) -> Iterator[RawMessages]:
@@ -313,6 +335,7 @@ class _CountedBatches:
             if self.messages == 0:
                 failpoint("capture.after_peek")
             self.messages += len(batch.lsn)
+            self._progress.report(Lsn(int(batch.lsn[-1])))
             yield batch
 
 

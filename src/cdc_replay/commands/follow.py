@@ -104,7 +104,8 @@ class _Followed:
             self.synced_to, self.backoff = position, _Backoff()
         else:
             self.backoff = self.backoff.next()
-            logger.warning("subscription %s: retry in %.0f s", self.name, self.backoff.seconds)
+            error = result.replay.error
+            logger.warning("subscription %s: retry in %.0f s: %s", self.name, self.backoff.seconds, error)
         self.rounds, self.changes = self.rounds + 1, self.changes + result.replay.changes_read
         if self.changes and time.monotonic() >= self.logged_at + REPORT_SECONDS:
             logger.info(

@@ -9,11 +9,12 @@ from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.capture.setup import SetupRequest
 from cdc_replay.config import Config
 from cdc_replay.errors import InvalidConfiguration
+from cdc_replay.model.progress import Report, unreported
 from cdc_replay.snapshot.run import SnapshotOptions
 from cdc_replay.subscriber.session import SubscriptionSession, open_session
 
 
-def capture_source(config: Config, publisher: str) -> CaptureSource:
+def capture_source(config: Config, publisher: str, report: Report = unreported) -> CaptureSource:
     """The slot and the change log of a publisher.
 
     Raises:
@@ -30,10 +31,11 @@ def capture_source(config: Config, publisher: str) -> CaptureSource:
         max_changes_per_pull=configured.max_changes_per_pull,
         origin_none=config.wants_origin_none(configured.name),
         max_retained_wal=configured.max_retained_wal,
+        report=report,
     )
 
 
-def common_source(config: Config, subscriptions: Sequence[str]) -> CaptureSource:
+def common_source(config: Config, subscriptions: Sequence[str], report: Report = unreported) -> CaptureSource:
     """The `capture_source` of the publisher of all these subscriptions.
 
     Raises:
@@ -46,12 +48,18 @@ def common_source(config: Config, subscriptions: Sequence[str]) -> CaptureSource
             detail=f"Given: {', '.join(subscriptions) or 'none'}; their publishers: "
             f"{', '.join(sorted(names)) or 'none'}.",
         )
-    return capture_source(config, names.pop())
+    return capture_source(config, names.pop(), report)
 
 
 @contextlib.contextmanager
 def open_subscription(
-    config: Config, name: str, purpose: str, *, writes: bool = True, installs: bool = True
+    config: Config,
+    name: str,
+    purpose: str,
+    *,
+    writes: bool = True,
+    installs: bool = True,
+    report: Report = unreported,
 ) -> Iterator[SubscriptionSession]:
     """A session for the configured subscription `name`.
 
@@ -61,7 +69,9 @@ def open_subscription(
     """
     configured = config.subscription(name)
     dsn = config.dsn_of(configured)
-    with open_session(configured.subscription, dsn, purpose, writes=writes, installs=installs) as session:
+    with open_session(
+        configured.subscription, dsn, purpose, writes=writes, installs=installs, report=report
+    ) as session:
         yield session
 
 

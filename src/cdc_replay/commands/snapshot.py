@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from cdc_replay.commands.opening import capture_source, open_subscription, snapshot_options
 from cdc_replay.config import Config
+from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import SnapshotResult
 from cdc_replay.replay.rewritten_values import compare_marked_tables
-from cdc_replay.snapshot.run import Progress, snapshot_session
+from cdc_replay.snapshot.run import snapshot_session
 
 
 def snapshot(
@@ -18,7 +19,7 @@ def snapshot(
     subscription: str,
     *,
     tables: Sequence[QualifiedName] = (),
-    progress: Progress | None = None,
+    report: Report = unreported,
 ) -> SnapshotResult:
     """Copy every table that is not ready, or copy `tables` again, replacing their rows.
 
@@ -27,10 +28,8 @@ def snapshot(
     Raises:
         CdcReplayError: as `snapshot_session`.
     """
-    options = dataclasses.replace(
-        snapshot_options(config, subscription), tables=tuple(dict.fromkeys(tables)), progress=progress
-    )
-    with open_subscription(config, subscription, "snapshot") as session:
-        source = capture_source(config, session.subscription.publisher)
+    options = dataclasses.replace(snapshot_options(config, subscription), tables=tuple(dict.fromkeys(tables)))
+    with open_subscription(config, subscription, "snapshot", report=report) as session:
+        source = capture_source(config, session.subscription.publisher, report)
         copied = snapshot_session(source, session, options)
         return dataclasses.replace(copied, compared=compare_marked_tables(source, session))

@@ -14,6 +14,7 @@ from cdc_replay.commands.opening import common_source, open_subscription, snapsh
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.results import SyncResult
 from cdc_replay.snapshot.sync import SyncRequest, sync_sessions
 
@@ -21,7 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 def sync(
-    config: Config, subscriptions: Sequence[str], *, to_lsn: Lsn | None = None
+    config: Config,
+    subscriptions: Sequence[str],
+    *,
+    to_lsn: Lsn | None = None,
+    report: Report = unreported,
 ) -> tuple[SyncResult, ...]:
     """Bring subscriptions of one publisher to `to_lsn` (default: the publisher's WAL position at the start).
 
@@ -32,7 +37,7 @@ def sync(
         CdcReplayError: as `sync_sessions`. Other failures of one subscription are in its result.
     """
     subscriptions = tuple(dict.fromkeys(subscriptions))  # twice, one would deadlock on its own lock
-    source = common_source(config, subscriptions)
+    source = common_source(config, subscriptions, report)
     options = {
         name: dataclasses.replace(snapshot_options(config, name), release_lock=False)
         for name in subscriptions
@@ -42,9 +47,10 @@ def sync(
         sessions, failures = [], {}
         for name in subscriptions:
             try:
-                sessions.append(stack.enter_context(open_subscription(config, name, "sync")))
+                session = open_subscription(config, name, "sync", report=report)
+                sessions.append(stack.enter_context(session))
             except (CdcReplayError, psycopg.Error) as error:
-                logger.warning("subscription %s: %s", name, error)
+                logger.info("subscription %s is left out: %s", name, error)
                 failures[name] = error
         results = sync_sessions(request, sessions, failures)
     return tuple(results[name] for name in subscriptions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 
 from cdc_replay.capture.setup import teardown_publisher
 from cdc_replay.changelog.log import ChangeLog
@@ -17,10 +18,11 @@ from cdc_replay.snapshot.staging import drop_leftovers
 from cdc_replay.subscriber import subscription_records
 
 
-def teardown(config: Config, name: str) -> TeardownResult:
+def teardown(config: Config, name: str, *, confirm: Callable[[str], None] | None = None) -> TeardownResult:
     """Remove a subscription's state, or a publisher's slot and capture publications.
 
-    The rows of the subscriber's tables and the change log, which may be the only copy, remain.
+    The rows of the subscriber's tables and the change log, which may be the only copy, remain. `confirm` is
+    called before anything is removed, with what goes and what follows; its exception ends the command.
 
     Raises:
         InvalidConfiguration: if nothing has that name, or a publisher and a subscription share it.
@@ -29,11 +31,15 @@ def teardown(config: Config, name: str) -> TeardownResult:
     is_publisher, is_subscription = name in config.publishers, name in config.subscriptions
     if is_publisher and is_subscription:
         raise InvalidConfiguration(f'"{name}" is a publisher and a subscription', hint="Rename one of them.")
+    if not is_publisher and not is_subscription:
+        raise InvalidConfiguration(f'no publisher and no subscription is named "{name}"')
+    if confirm is not None:
+        confirm(_consequence(config, name))
     if is_publisher:
         with contextlib.suppress(CdcReplayError):
             lsn = ChangeLog.open(config.publisher(name).change_log).end_lsn
         removed = teardown_publisher(setup_request(config, name))
-    elif is_subscription:
+    else:
         with open_subscription(config, name, "teardown") as session:
             is_known = subscription_records.subscription_record(session.connection, name) is not None
             lsn = session.position()
@@ -43,8 +49,6 @@ def teardown(config: Config, name: str) -> TeardownResult:
             failpoint("teardown.after_staging")
             subscription_records.remove_subscription(session.connection, name)
         removed = (f"state of subscription {name}",) if is_known else ()
-    else:
-        raise InvalidConfiguration(f'no publisher and no subscription is named "{name}"')
     return TeardownResult(
         publisher=name if is_publisher else None,
         subscription=name if is_subscription else None,
@@ -52,4 +56,19 @@ def teardown(config: Config, name: str) -> TeardownResult:
         to_lsn=lsn,
         seconds=time.monotonic() - began,
         removed=removed,
+    )
+
+
+def _consequence(config: Config, name: str) -> str:
+    """What a teardown removes, and what that means."""
+    if name in config.subscriptions:
+        return (
+            f"This removes the state of subscription {name}. Its tables keep their rows and get no more"
+            " changes; to use it again, their rows have to be copied again."
+        )
+    copied_again = ", ".join(subscription.name for subscription in config.subscriptions_of(name)) or "none"
+    return (
+        f'This drops replication slot "{config.publisher(name).slot}" of publisher {name}, its capture'
+        " publications and its event triggers. Changes from now on are not captured; after another setup,"
+        f" every table of its subscriptions ({copied_again}) has to be copied again."
     )

@@ -9,30 +9,32 @@ import time
 from cdc_replay.commands.opening import capture_source, open_subscription
 from cdc_replay.config import Config
 from cdc_replay.failpoints import failpoint
+from cdc_replay.model.progress import Report, unreported
+from cdc_replay.model.results import ValidateResult
 from cdc_replay.postgres.connection import connect
 from cdc_replay.subscriber import recorded_results
 from cdc_replay.validate.at_fence import open_at_fence
-from cdc_replay.validate.result import ValidateResult, to_result
+from cdc_replay.validate.result import to_result
 from cdc_replay.validate.run import ValidationRequest, validate_subscription
 
 logger = logging.getLogger(__name__)
 
 
-def validate(config: Config, subscription: str) -> ValidateResult:
+def validate(config: Config, subscription: str, *, report: Report = unreported) -> ValidateResult:
     """Compare the subscriber with the publisher at a fence LSN and write the report.
 
     Raises:
         NotConsistent: if the subscriber could not be brought to the fence.
     """
     began = time.monotonic()
-    source = capture_source(config, config.subscription(subscription).subscription.publisher)
+    source = capture_source(config, config.subscription(subscription).subscription.publisher, report)
     with contextlib.ExitStack() as stack:
-        with open_subscription(config, subscription, "validate") as session:
+        with open_subscription(config, subscription, "validate", report=report) as session:
             sides = open_at_fence(source, session, stack)
         # Both sides are fixed now: the lock is released, and others may work on the subscription meanwhile.
         failpoint("validate.after_fence")
         verdict = validate_subscription(
-            ValidationRequest(subscription, sides.fence, sides.tables, config.expectations)
+            ValidationRequest(subscription, sides.fence, sides.tables, config.expectations, report=report)
         )
         failpoint("validate.after_report")
     result = to_result(verdict, sides.tables, sides.from_lsn, time.monotonic() - began)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Final
 
 from cdc_replay.catalog.ddl_change import parse_ddl_change
 from cdc_replay.catalog.json_form import catalog_from_json
@@ -13,15 +12,14 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.segment import RESTORE
 from cdc_replay.config import Config
 from cdc_replay.errors import ChangeLogDamaged, InvalidMessage
+from cdc_replay.model.progress import Progress, Report, unreported
 from cdc_replay.model.results import VerifyLogResult
 
 logger = logging.getLogger(__name__)
 
-REPORT_SECONDS: Final = 10
 
-
-def verify_log(config: Config, publisher: str, *, progress: verify.Progress | None = None) -> VerifyLogResult:
-    """Read the whole log; `progress` is called with the verified and the total bytes.
+def verify_log(config: Config, publisher: str, *, report: Report = unreported) -> VerifyLogResult:
+    """Read the whole log.
 
     Raises:
         ChangeLogMissing: before `setup`.
@@ -29,7 +27,11 @@ def verify_log(config: Config, publisher: str, *, progress: verify.Progress | No
     """
     began = time.monotonic()
     configured = config.publisher(publisher)
-    verified = verify.verify_log(configured.change_log, progress=_Reporter(publisher, progress))
+
+    def verified_bytes(done: int, total: int) -> None:
+        report(Progress("verify", publisher, done, total))
+
+    verified = verify.verify_log(configured.change_log, progress=verified_bytes)
     _check_catalogs(ChangeLog.open(configured.change_log))
     result = VerifyLogResult(
         publisher=publisher,
@@ -48,22 +50,6 @@ def verify_log(config: Config, publisher: str, *, progress: verify.Progress | No
         result.bytes, result.seconds,
     )  # fmt: skip
     return result
-
-
-class _Reporter:
-    """Forwards progress, and logs it every `REPORT_SECONDS`."""
-
-    def __init__(self, publisher: str, progress: verify.Progress | None) -> None:
-        self._publisher = publisher
-        self._progress = progress
-        self._reported = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._progress is not None:
-            self._progress(done, total)
-        if time.monotonic() - self._reported >= REPORT_SECONDS:
-            self._reported = time.monotonic()
-            logger.info("verifying the change log of %s: %d of %d bytes", self._publisher, done, total)
 
 
 def _check_catalogs(change_log: ChangeLog) -> None:

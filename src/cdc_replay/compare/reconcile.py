@@ -31,6 +31,7 @@ from cdc_replay.compare.table_pair import TablePair
 from cdc_replay.errors import SubscriberLocked
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.progress import Report, each_table, unreported
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import TableReconciled
 from cdc_replay.model.subscription import Subscription
@@ -68,6 +69,7 @@ class ReconcileRequest:
     subscriber_dsn: str
     tables: tuple[SyncedTable, ...]
     claims: Mapping[QualifiedName, sql.Composed] = field(default_factory=dict)
+    report: Report = unreported
 
     @property
     def subscription(self) -> str:
@@ -113,7 +115,14 @@ def reconcile_tables(request: ReconcileRequest, before_commit: BeforeCommit) -> 
                 _lock(sessions, targets)
                 check_names(subscriber, {target.name: target.oid for target in targets})
                 with disable_statement_triggers(subscriber, sessions, targets):
-                    reconciled = tuple(_merge(request, subscriber, sessions, pair) for pair in pairs)
+                    merging = each_table(
+                        request.report,
+                        "merge",
+                        request.subscription,
+                        pairs,
+                        lambda table: table.staged.pair.name,
+                    )
+                    reconciled = tuple(_merge(request, subscriber, sessions, pair) for pair in merging)
             before_commit(subscriber, reconciled)
             failpoint("reconcile.before_commit")
     failpoint("reconcile.after_commit")
@@ -231,7 +240,10 @@ def _compare_and_stage(
     )
     check_targets({table.table.name: table.columns for table in request.tables}, targets)
     compared = []
-    for index, synced in enumerate(request.tables):
+    tables = each_table(
+        request.report, "compare", request.subscription, request.tables, lambda table: table.table.name
+    )
+    for index, synced in enumerate(tables):
         started = time.monotonic()
         logger.info(
             "subscription %s: comparing %s at %s", request.subscription, synced.table.name, request.lsn

@@ -12,6 +12,7 @@ from cdc_replay.config import load_config
 from cdc_replay.jobs.application import run
 from cdc_replay.model.results import BackfillResult
 from cdc_replay.postgres.environment_connection import connection_from_environment
+from cdc_replay.terminal.progress import ProgressLog
 
 
 def main() -> None:
@@ -27,7 +28,8 @@ def main() -> None:
         conn_id, config = arguments.into_conn_id, load_config(arguments.config)
         into = connection_from_environment(conn_id) if conn_id else None
         subscription, start, end = arguments.subscription, arguments.start, arguments.end
-        return (backfill(config, subscription, start, end, into=into, dry_run=arguments.dry_run),)
+        dry_run, report = arguments.dry_run, ProgressLog()
+        return (backfill(config, subscription, start, end, into=into, dry_run=dry_run, report=report),)
 
     run(parser, command)
 

@@ -8,6 +8,7 @@ from cdc_replay.commands.refresh import refresh
 from cdc_replay.config import load_config
 from cdc_replay.jobs.application import run
 from cdc_replay.model.results import RefreshResult
+from cdc_replay.terminal.progress import ProgressLog
 
 
 def main() -> None:
@@ -18,8 +19,16 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true")
 
     def command(arguments: argparse.Namespace) -> tuple[RefreshResult, ...]:
-        config, subscription = load_config(arguments.config), arguments.subscription
-        return (refresh(config, subscription, reconcile=arguments.reconcile, dry_run=arguments.dry_run),)
+        config, options = load_config(arguments.config), arguments
+        return (
+            refresh(
+                config,
+                options.subscription,
+                reconcile=options.reconcile,
+                dry_run=options.dry_run,
+                report=ProgressLog(),
+            ),
+        )
 
     run(parser, command)
 

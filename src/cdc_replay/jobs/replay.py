@@ -16,6 +16,7 @@ from cdc_replay.jobs.application import run
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.results import ReplayResult
 from cdc_replay.spark.exit_codes import ExitCode
+from cdc_replay.terminal.progress import ProgressLog
 
 
 def main() -> None:
@@ -25,7 +26,8 @@ def main() -> None:
     parser.add_argument("--to-lsn", type=Lsn.parse)
 
     def command(arguments: argparse.Namespace) -> tuple[ReplayResult, ...]:
-        return replay(load_config(arguments.config), arguments.subscriptions, to_lsn=arguments.to_lsn)
+        config, upto = load_config(arguments.config), arguments.to_lsn
+        return replay(config, arguments.subscriptions, to_lsn=upto, report=ProgressLog())
 
     results = run(parser, command)
     if any(result.retry is Retry.LATER for result in results):

@@ -9,6 +9,7 @@ from cdc_replay.config import load_config
 from cdc_replay.jobs.application import run
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import SnapshotResult
+from cdc_replay.terminal.progress import ProgressLog
 
 
 def main() -> None:
@@ -19,7 +20,8 @@ def main() -> None:
 
     def command(arguments: argparse.Namespace) -> tuple[SnapshotResult, ...]:
         tables = [QualifiedName(*table.split(".", 1)) for table in arguments.tables]
-        return (snapshot(load_config(arguments.config), arguments.subscription, tables=tables),)
+        config, subscription = load_config(arguments.config), arguments.subscription
+        return (snapshot(config, subscription, tables=tables, report=ProgressLog()),)
 
     run(parser, command)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self, TypeAlias
 
-from cdc_replay.errors import Retry, retry_of
+from cdc_replay.errors import Retry, SubscriptionParked, retry_of
 from cdc_replay.model.lsn import Lsn
 
 CONFLICT_KEYS_KEPT: Final = 20
@@ -216,20 +216,27 @@ class ReplayResult(AppliedRange):
 
     Then `retry` says whether a retry can help. `conflict_keys` are the keys of the first rows of each kind
     and table. `unsent_nulls` counts NULLs stored for unchanged TOAST values that are lost (R4.6). `parked`
-    are tables that this replay parked. `passed_over` are existing tables whose changes were skipped:
-    published, but not in the subscription (R7.12).
+    are tables that this replay parked, `parked_before` is the transaction before which the subscription is
+    parked. `passed_over` are existing tables whose changes were skipped: published, but not in the
+    subscription (R7.12).
     """
 
     conflict_keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unsent_nulls: int = 0
     parked: tuple[str, ...] = ()
+    parked_before: Lsn | None = None
     passed_over: tuple[str, ...] = ()
     error: str | None = None
     retry: Retry | None = None
 
     def failed_with(self, error: Exception) -> ReplayResult:
         """The result up to `error`."""
-        return dataclasses.replace(self, error=str(error).strip(), retry=retry_of(error))
+        parked_before = None
+        if isinstance(error, SubscriptionParked) and error.commit_lsn is not None:
+            parked_before = Lsn(error.commit_lsn)
+        return dataclasses.replace(
+            self, error=str(error).strip(), retry=retry_of(error), parked_before=parked_before
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +322,21 @@ class ResumeResult(SubscriptionResult):
     """
 
     tables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ValidateResult(Result):
+    """The verdict of one validation; `error` is set if the subscriber is not consistent."""
+
+    subscription: str
+    from_lsn: Lsn
+    to_lsn: Lsn
+    seconds: float
+    success: bool
+    tables: tuple[Mapping[str, Json], ...]
+    report: Path
+    data_docs: Path
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True)

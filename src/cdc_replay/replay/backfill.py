@@ -49,6 +49,7 @@ from cdc_replay.replay.toast.window import PublisherAccess, stage_with_values
 from cdc_replay.replay.unsubscribed_tables import tables_renamed_to
 from cdc_replay.replay.window_job import RoutingGroup, StagedGroup, WindowJob
 from cdc_replay.spark.errors import translated_spark_errors
+from cdc_replay.spark.progress import report_tasks
 from cdc_replay.subscriber import state_schema, subscription_lock, subscription_records
 from cdc_replay.subscriber.as_owner import has_rows
 from cdc_replay.subscriber.session import SubscriptionSession
@@ -114,7 +115,10 @@ def backfill_range(
         revision = _repair(routes, whole, wanted) if is_repair else Upsert(whole)
         publisher = PublisherAccess(source, fences)
         backfill = _BackfillRange(change_log, read, routes, revision, destination, publisher)
-        with translated_spark_errors(f'backfill of subscription "{name}"'):
+        with (
+            translated_spark_errors(f'backfill of subscription "{name}"'),
+            report_tasks(session.report, "backfill", name),
+        ):
             counts, applied = _apply(backfill, dry_run=dry_run)
     summary = change_log.summary(wanted)
     return BackfillResult(

@@ -18,6 +18,7 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.results import CaptureResult, ReplayResult
 from cdc_replay.replay.engine import replay_up_to_each
+from cdc_replay.spark.errors import translated_spark_errors
 from cdc_replay.spark.session import spark_session
 from cdc_replay.subscriber.session import SubscriptionSession
 
@@ -91,7 +92,8 @@ def capture_and_replay(
         capture.add_done_callback(progress.finish)
         try:
             if upto.value - ChangeLog.open(source.change_log).end_lsn.value > BACKLOG_BYTES:
-                spark_session("cdc-replay")
+                with translated_spark_errors(f"sync from {source.publisher}"):
+                    spark_session("cdc-replay")
             replayed = replay_up_to_each(source, sessions, progress.ends(upto))
         except BaseException:
             progress.stop()

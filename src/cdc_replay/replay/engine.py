@@ -273,7 +273,8 @@ def _record_failure(session: SubscriptionSession, outcome: ReplayOutcome) -> Rep
     if outcome.failed is not None:
         name = session.subscription.name
         window = Window(outcome.failed.from_lsn, outcome.failed.to_lsn)
-        logger.warning("subscription %s: window %s was not applied: %s", name, window, outcome.error)
+        # At info: the result says it too, and it is to be said once to a person.
+        logger.info("subscription %s: window %s was not applied: %s", name, window, outcome.error)
         if not isinstance(outcome.error, AnotherPublisher):
             with contextlib.suppress(psycopg.Error):
                 recorded_results.record_result(session.connection, name, "replay", result.to_dict())

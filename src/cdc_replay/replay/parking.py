@@ -239,18 +239,25 @@ def _end(outcome: ReplayOutcome) -> Lsn | None:
 
 def parked_error(subscription: str, transaction: Lsn, reason: Exception | None) -> SubscriptionParked:
     """The error of a subscription that is parked before a transaction, with the remedy."""
-    hint = "Everything before it is applied."
+    parts = ["Everything before the transaction is applied, nothing of it and nothing after it."]
+    detail = str(reason)
+    if isinstance(reason, CdcReplayError):
+        parts += filter(None, [reason.hint])
+        rule = "" if reason.rule is None else f" [{reason.rule}]"
+        detail = f"{reason.message}{rule}" + (f". {reason.detail}" if reason.detail else "")
     if not _names_its_transaction(reason):
-        hint += (
-            f" Correct the cause and run `cdc-replay replay {subscription}` again, or leave the transaction"
-            f" out: `cdc-replay resume {subscription} --skip {transaction}`."
+        parts.append(
+            f"Then run `cdc-replay replay {subscription}` again; or leave the transaction out:"
+            f" `cdc-replay resume {subscription} --skip {transaction}`."
         )
-    return SubscriptionParked(
+    error = SubscriptionParked(
         f'subscription "{subscription}" is parked before the transaction that committed at {transaction}',
-        detail=str(reason),
-        hint=hint,
+        detail=detail,
+        hint=" ".join(parts),
         rule="R8.5",
     )
+    error.commit_lsn = transaction.value
+    return error
 
 
 def _names_its_transaction(reason: Exception | None) -> bool:
@@ -261,6 +268,6 @@ def _names_its_transaction(reason: Exception | None) -> bool:
 def _remedy(subscription: str, table: QualifiedName, transaction: Lsn) -> str:
     command = f"cdc-replay resume {subscription} --table {table}"
     return (
-        f"\nHINT: Correct the cause and run `{command}`; or leave out what the transaction that committed at"
+        f"\nThen run `{command}`; or leave out what the transaction that committed at"
         f" {transaction} does to the table: `{command} --skip {transaction}`."
     )

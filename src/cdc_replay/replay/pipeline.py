@@ -33,6 +33,7 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.progress import Progress
 from cdc_replay.model.results import ReplayResult, first_keys
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.replay.apply.session import (
@@ -87,6 +88,8 @@ class Pipeline:
     _outcomes: dict[str, ReplayOutcome] = field(default_factory=dict)
     _ended: dict[str, float] = field(default_factory=dict)
     """When the last window of a subscription was merged, on the monotonic clock."""
+    _began_at: dict[str, Lsn] = field(default_factory=dict)
+    """Where the first window of a subscription began."""
     _windows: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _merges: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(MERGES_AT_ONCE, thread_name_prefix="merge")
@@ -245,11 +248,17 @@ class Pipeline:
         # A retried transaction records its result again.
         result = results[-1]
         _log_window(plan, result)
+        self._report(plan)
         outcome = ReplayOutcome((result,))
         if plan.stops_at_error is None:
             return outcome
         unapplied = Window(plan.window.upto, plan.requested_upto)
         return outcome.followed_by(failed_outcome(plan.session, unapplied, plan.began, plan.stops_at_error))
+
+    def _report(self, plan: WindowPlan) -> None:
+        start = self._began_at.setdefault(plan.name, plan.window.after).value
+        done, total = plan.window.upto.value - start, plan.requested_upto.value - start
+        plan.session.report(Progress("replay", plan.name, done, total))
 
 
 def _log_window(plan: WindowPlan, result: ReplayResult) -> None:

@@ -155,7 +155,8 @@ class _MarkedTables:
 
     def _compare(self, synced: SyncedTable, rewritten_at: Lsn) -> None:
         subscription, table = self.session.subscription, synced.table.name
-        request = ReconcileRequest(subscription, self.exported, self.session.dsn, (synced,))
+        dsn, report = self.session.dsn, self.session.report
+        request = ReconcileRequest(subscription, self.exported, dsn, (synced,), report=report)
         results: list[TableCompared] = []
         try:
             reason = self._why_not_updated(synced)

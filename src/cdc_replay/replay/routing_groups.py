@@ -17,6 +17,7 @@ from cdc_replay.replay.log_window import log_reader
 from cdc_replay.replay.window_job import RoutingGroup, WindowJob
 from cdc_replay.replay.window_plan import WindowPlan
 from cdc_replay.spark.errors import SparkJobFailed, translated_spark_errors
+from cdc_replay.spark.progress import report_tasks
 from cdc_replay.spark.session import spark_session, tune_for
 
 PlannedSession: TypeAlias = tuple[WindowPlan, ApplySession]
@@ -42,7 +43,8 @@ def request_of(plan: WindowPlan) -> ApplyRequest:
     """How the plan's window is applied."""
     session, tables = plan.session, plan.routes.tables
     return ApplyRequest(
-        session.subscription, session.dsn, tables, plan.window.upto, contingent_changes, plan.relations
+        *(session.subscription, session.dsn, tables, plan.window.upto, contingent_changes),
+        *(plan.relations, session.report),
     )
 
 
@@ -59,7 +61,8 @@ def stage_windows(
             job = window_job(change_log, window, publisher_dsn)
     except SparkJobFailed as error:
         return {plan.name: error for plan in plans}
-    return _stage_groups(job, _group_by_routing(windows))
+    with report_tasks(plans[0].session.report, "read", f"window up to {window.upto}"):
+        return _stage_groups(job, _group_by_routing(windows))
 
 
 def window_job(change_log: ChangeLog, window: Window, publisher_dsn: str) -> WindowJob:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.progress import Progress, Report, unreported
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection
@@ -46,7 +47,7 @@ from cdc_replay.snapshot.copy_chunk import (
 )
 from cdc_replay.snapshot.indexes import indexes_rebuilt_after
 from cdc_replay.snapshot.planning import SnapshotRequest, TablePlan, plan_tables
-from cdc_replay.snapshot.progress import Progress, report_progress_while
+from cdc_replay.snapshot.progress import report_progress_while
 from cdc_replay.snapshot.resume import touched_keys
 from cdc_replay.snapshot.staging import Overlay, move_staged
 from cdc_replay.subscriber.as_owner import act_on
@@ -81,7 +82,7 @@ class CopiedTable:
 
 
 def load_tables(
-    spark: SparkSession, request: SnapshotRequest, progress: Progress | None = None
+    spark: SparkSession, request: SnapshotRequest, report: Report = unreported
 ) -> tuple[CopiedTable, ...]:
     """Copy the tables; returns the copied ones, in the order of the request.
 
@@ -100,9 +101,9 @@ def load_tables(
             _announce(planned)
         run = _Run(spark, request, plans, connection)
         with request.while_copying():
-            run.copy_chunks(progress)
+            run.copy_chunks(report)
             run.stage_changed_rows()
-        return run.complete(progress)
+        return run.complete(report)
 
 
 def _announce(planned: TablePlan) -> None:
@@ -153,7 +154,7 @@ class _Run:
         self._changed: dict[QualifiedName, list[ChangedRowsPart]] = defaultdict(list)
         self._errors: dict[QualifiedName, CdcReplayError] = {}
 
-    def copy_chunks(self, progress: Progress | None) -> None:
+    def copy_chunks(self, report: Report) -> None:
         """Copy the missing chunks, on the executors."""
         chunks = [chunk for planned in self._plans for chunk in planned.chunks]
         if not chunks:
@@ -161,7 +162,7 @@ class _Run:
         groups = tasks(chunks, self._request.readers)
         context = self._spark.sparkContext
         settings = self._request.settings(min(len(groups), context.defaultParallelism))
-        with report_progress_while(settings, self._plans, progress):
+        with report_progress_while(settings, self._plans, report):
             job = context.parallelize(groups, len(groups)).flatMap(partial(copy_chunks, settings))
             results: list[ChunkResult] = job.collect()
         for result in results:
@@ -199,7 +200,7 @@ class _Run:
             )
             failpoint("snapshot.after_late")
 
-    def complete(self, progress: Progress | None) -> tuple[CopiedTable, ...]:
+    def complete(self, report: Report) -> tuple[CopiedTable, ...]:
         """Move staged rows and report every table; then raise the first error, if any."""
         copied: list[CopiedTable] = []
         for planned in self._plans:
@@ -211,12 +212,14 @@ class _Run:
             except CdcReplayError as error:
                 self._errors[name] = error
                 continue
-            if progress is not None:
-                progress(name, copied[-1].rows, copied[-1].bytes)
-        for name, failure in self._errors.items():
+            size = copied[-1].bytes
+            report(Progress("copy", str(name), size, size, rows=copied[-1].rows))
+        failures = iter(self._errors.items())
+        first = next(failures, None)
+        for name, failure in failures:
             logger.error("table %s was not copied: %s", name, failure.message)
-        for failure in self._errors.values():
-            raise failure
+        if first is not None:
+            raise first[1]
         return tuple(copied)
 
     def _report(self, planned: TablePlan, completed: tuple[int, float] | None) -> CopiedTable:

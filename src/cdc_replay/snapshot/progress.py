@@ -3,8 +3,7 @@
 Executors do not report to the driver while they copy. A thread of the driver polls the server every second,
 and reports to
 
-    the caller's `Progress`      a bar at the command line
-    the log                      a line per table, every ten seconds, also in the Airflow task's log
+    the caller's `Report`        a display at the command line, lines in a log
     the subscriber's state       a row per table, which `status` shows (`subscriber.progress`)
 
 The final numbers are slightly low, because the last poll precedes the end.
@@ -16,13 +15,14 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 import psycopg
 
 from cdc_replay.errors import CdcReplayError
+from cdc_replay.model.progress import Progress, Report
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.snapshot.copy_chunk import CopySettings
@@ -35,14 +35,6 @@ logger = logging.getLogger(__name__)
 WATCH_SECONDS: Final = 1.0
 """Interval of polling."""
 
-LOG_SECONDS: Final = 10.0
-"""Interval of a table's log lines."""
-
-_MIB: Final = 1024 * 1024
-
-Progress: TypeAlias = Callable[[QualifiedName, int, int], None]
-"""Called with a table, and its rows and bytes so far, from another thread than the copy's."""
-
 RUNNING: Final = """
     select namespace.nspname, class.relname, copy.tuples_processed, copy.bytes_processed
       from pg_catalog.pg_stat_progress_copy as copy
@@ -54,13 +46,13 @@ RUNNING: Final = """
 
 @contextlib.contextmanager
 def report_progress_while(
-    settings: CopySettings, plans: Sequence[TablePlan], progress: Progress | None
+    settings: CopySettings, plans: Sequence[TablePlan], report: Report
 ) -> Iterator[None]:
     """Report progress of the tables' chunks until the context ends."""
     ended = threading.Event()
     watcher = threading.Thread(
         target=_watch,
-        args=(settings, [_TableProgress.from_plan(planned) for planned in plans], progress, ended),
+        args=(settings, [_TableProgress.from_plan(planned) for planned in plans], report, ended),
         daemon=True,
     )
     watcher.start()
@@ -82,7 +74,6 @@ class _TableProgress:
     receivers: frozenset[QualifiedName]
     counts: dict[QualifiedName, tuple[int, int]] = field(default_factory=dict)
     started: float = 0.0
-    last_logged: float = 0.0
 
     @classmethod
     def from_plan(cls, planned: TablePlan) -> _TableProgress:
@@ -105,7 +96,7 @@ class _TableProgress:
         if self.counts.get(receiver) == counts:
             return False
         if not self.counts:
-            self.started = self.last_logged = now - WATCH_SECONDS
+            self.started = now - WATCH_SECONDS
         self.counts[receiver] = counts
         return True
 
@@ -124,7 +115,7 @@ class _TableProgress:
 def _watch(
     settings: CopySettings,
     tables: Sequence[_TableProgress],
-    progress: Progress | None,
+    report: Report,
     ended: threading.Event,
 ) -> None:
     try:
@@ -133,9 +124,8 @@ def _watch(
             while not ended.wait(WATCH_SECONDS):
                 moved = _poll(connection, tables)
                 report_progress(connection, settings.subscription, moved)
-                if progress is not None:
-                    for table in moved:
-                        progress(table.table, table.rows, table.bytes)
+                for table in moved:
+                    report(_to_report(table))
             clear_progress(connection, settings.subscription)
     except (CdcReplayError, psycopg.Error) as error:
         # The copy does not depend on it, and reports a lost server itself.
@@ -151,21 +141,10 @@ def _poll(connection: Connection, tables: Sequence[_TableProgress]) -> list[Copy
         for table in tables:
             if receiver in table.receivers and table.update(receiver, (rows, size), now):
                 moved[table.table] = table
-    for table in moved.values():
-        if now - table.last_logged >= LOG_SECONDS:
-            table.last_logged = now
-            _log(table.progress(now))
     return [moved[name].progress(now) for name in sorted(moved)]
 
 
-def _log(progress: CopyProgress) -> None:
-    left = progress.seconds_left
-    logger.info(
-        "table %s: %d rows, %.0f MiB of about %.0f, %.1f MiB/s, %s",
-        progress.table,
-        progress.rows,
-        progress.bytes / _MIB,
-        progress.expected_bytes / _MIB,
-        progress.bytes_per_second / _MIB,
-        "remaining time unknown" if left is None else f"about {left:.0f} s left",
-    )
+def _to_report(copy: CopyProgress) -> Progress:
+    # COPY text may be longer than the table on disk, which the total is estimated from.
+    total = max(copy.expected_bytes, copy.bytes + 1)
+    return Progress("copy", str(copy.table), copy.bytes, total, rows=copy.rows)

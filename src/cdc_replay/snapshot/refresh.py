@@ -202,7 +202,7 @@ def _reconcile_request(
 ) -> ReconcileRequest:
     names = [table.table.name for table in tables]
     claims = rows_of_other_feeds(session, _log_state(request, catalog), names)
-    return ReconcileRequest(session.subscription, exported, session.dsn, tables, claims)
+    return ReconcileRequest(session.subscription, exported, session.dsn, tables, claims, session.report)
 
 
 def _update_tables(

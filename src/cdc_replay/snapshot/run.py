@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -57,9 +57,6 @@ from cdc_replay.subscriber.session import (
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[QualifiedName, int, int], None]
-"""Called with a table, and its rows and bytes so far."""
-
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOptions:
@@ -71,7 +68,6 @@ class SnapshotOptions:
     """
 
     tables: tuple[QualifiedName, ...] = ()
-    progress: Progress | None = None
     release_lock: bool = False
     chunk_bytes: int = 256 * 1024 * 1024
     readers: int | None = None
@@ -271,7 +267,7 @@ def _copy(
                 # Before any row is copied; a killed resync keeps rows copied by the old definition.
                 record_copy_definitions(session.connection, name, exported.consistent_point, tables)
             with translated_spark_errors(f'snapshot of subscription "{name}"'):
-                copied += load_tables(spark_session("cdc-replay"), request, progress=context.options.progress)
+                copied += load_tables(spark_session("cdc-replay"), request, session.report)
             if replace:
                 record_copy_definitions(session.connection, name, exported.consistent_point, tables)
     if parked:
@@ -296,7 +292,7 @@ def _reconcile_parked(
     def record(connection: Connection, _: Sequence[TableReconciled]) -> None:
         record_copy_definitions(connection, name, lsn, tables)
 
-    request = ReconcileRequest(session.subscription, exported, session.dsn, tables)
+    request = ReconcileRequest(session.subscription, exported, session.dsn, tables, report=session.report)
     for synced, table in zip(tables, reconcile_tables(request, record), strict=True):
         yield CopiedTable(synced.table.name, table.rows_read, table.bytes, table.seconds, lsn)
 

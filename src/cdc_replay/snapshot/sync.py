@@ -166,7 +166,7 @@ class _Sync:
             return False
 
     def _record_failure(self, name: str, error: Exception) -> None:
-        logger.warning("subscription %s: %s", name, error)
+        logger.info("subscription %s: %s", name, error)
         self.failures.setdefault(name, error)
 
 

@@ -18,7 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_LOG_CONFIGURATION: Final = (Path(__file__).parent / "log4j2.properties").as_uri()
+
+JVM_OPTIONS: Final = (
+    f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dlog4j2.configurationFile={_LOG_CONFIGURATION}"
+)
 """Of Spark's driver. It only forwards batches, so the optimising compiler and a parallel garbage collector
 cost four seconds of CPU until the first job is done, and never repay them."""
 

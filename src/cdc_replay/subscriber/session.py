@@ -11,6 +11,7 @@ from typing import Final
 
 from cdc_replay.errors import SubscriberNotWritable
 from cdc_replay.model.lsn import ZERO, Lsn
+from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Ready, TableState
@@ -37,6 +38,8 @@ class SubscriptionSession:
     dsn: str = field(repr=False)
     connection: Connection
     assumed: Mapping[int, Lsn] = field(default_factory=dict)
+    report: Report = field(default=unreported, repr=False)
+    """What work on the subscription reports to."""
 
     def known_tables(self) -> tuple[KnownTable, ...]:
         """The tables as the subscriber holds them, or will hold them after the assumed window."""
@@ -83,7 +86,13 @@ class SubscriptionSession:
 
 @contextlib.contextmanager
 def open_session(
-    subscription: Subscription, dsn: str, purpose: str, *, writes: bool = True, installs: bool = True
+    subscription: Subscription,
+    dsn: str,
+    purpose: str,
+    *,
+    writes: bool = True,
+    installs: bool = True,
+    report: Report = unreported,
 ) -> Iterator[SubscriptionSession]:
     """Connect to the subscriber and hold the subscription's lock until the end.
 
@@ -101,7 +110,7 @@ def open_session(
         if installs:
             state_schema.install(connection)
         with subscription_lock.lock(connection, name, patience_seconds=PATIENCE_SECONDS):
-            yield SubscriptionSession(subscription, dsn, connection)
+            yield SubscriptionSession(subscription, dsn, connection, report=report)
 
 
 @contextlib.contextmanager

@@ -1,20 +1,22 @@
-"""Results as JSON or as tables, progress bars, and questions on a terminal."""
+"""Results as JSON, in words or as tables, and questions on a terminal."""
 
 from __future__ import annotations
 
-import contextlib
 import json
+import logging
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TextIO
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 from rich.table import Table
 
 from cdc_replay.model.results import Json, Result
+from cdc_replay.terminal.results import summarize, wrap
+from cdc_replay.terminal.units import printable
 
 LONGEST_WORD: Final = 40
 """A list with a longer element, such as a statement, is printed line by line."""
@@ -37,7 +39,7 @@ def outcome_of(result: Result, *, as_json: bool) -> CommandOutcome:
     """The outcome of one result; it fails if the result has an error."""
     form = result.to_dict()
     error = form.get("error")
-    return CommandOutcome(form, as_json, str(error) if error else None)
+    return CommandOutcome(form, as_json, str(error) if error else None, _in_words([result]))
 
 
 def outcome_of_all(results: Sequence[Result], *, as_json: bool) -> CommandOutcome:
@@ -45,7 +47,13 @@ def outcome_of_all(results: Sequence[Result], *, as_json: bool) -> CommandOutcom
     forms = [result.to_dict() for result in results]
     errors = [f"{form['subscription']}: {error}" for form in forms if (error := _error_of(form))]
     whole: dict[str, Json] = forms[0] if len(forms) == 1 else {"results": list(forms)}
-    return CommandOutcome(whole, as_json, "\n".join(errors) or None)
+    return CommandOutcome(whole, as_json, "\n".join(errors) or None, _in_words(results))
+
+
+def _in_words(results: Sequence[Result]) -> str | None:
+    width = shutil.get_terminal_size().columns
+    summaries = [summary for result in results if (summary := summarize(result)) is not None]
+    return "".join(summary.to_text(width) for summary in summaries) or None
 
 
 def _error_of(form: dict[str, Json]) -> Json:
@@ -121,13 +129,26 @@ def _cell(value: Json) -> str:
             return str(value)
 
 
-@contextlib.contextmanager
-def progress_bar(title: str) -> Iterator[Progress]:
-    """A progress bar on a terminal; elsewhere nothing, as the log has the progress."""
-    console = Console(stderr=True)
-    columns = (TextColumn(title), TextColumn("{task.description}"), BarColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bar:
-        yield bar
+def print_error(text: str) -> None:
+    """Print why a command failed; on a terminal no word is broken."""
+    lines = printable(f"cdc-replay: {text}").splitlines()
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        lines = [part for line in lines for part in wrap(line, width)]
+    sys.stderr.write("\n".join(lines) + "\n")
+
+
+class LogHandler(logging.StreamHandler[TextIO]):
+    """Logs to what standard error is at that time, so that lines do not run into a live display."""
+
+    @property
+    def stream(self) -> TextIO:
+        """Standard error."""
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _stream: TextIO) -> None:
+        """It is never another one."""
 
 
 def is_interactive() -> bool:
@@ -152,4 +173,4 @@ def confirm_or_abort(question: str, *, yes: bool) -> None:
         typer.Abort: if the answer is no.
     """
     if not yes and is_interactive():
-        typer.confirm(question, abort=True, err=True)
+        typer.confirm("\n".join(wrap(question, shutil.get_terminal_size().columns)), abort=True, err=True)

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
 from cdc_replay.compare.comparison import ValidatedTable
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.results import Json, Result
+from cdc_replay.model.results import Json, ValidateResult
 from cdc_replay.validate.verdict import TableVerdict, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class ValidateResult(Result):
-    """The verdict of one validation; `error` is set if the subscriber is not consistent."""
-
-    subscription: str
-    from_lsn: Lsn
-    to_lsn: Lsn
-    seconds: float
-    success: bool
-    tables: tuple[Mapping[str, Json], ...]
-    report: Path
-    data_docs: Path
-    error: str | None
 
 
 def to_result(

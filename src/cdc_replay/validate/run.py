@@ -29,6 +29,7 @@ from typing import Any, Final
 
 from cdc_replay.compare.comparison import BUCKETS, Comparison, NotCompared, ValidatedTable, compare_table
 from cdc_replay.compare.fence import ComparisonFence
+from cdc_replay.model.progress import Report, each_table, unreported
 from cdc_replay.private_files import make_folder
 from cdc_replay.validate.gx import (
     Checkpoint,
@@ -67,6 +68,7 @@ class ValidationRequest:
     tables: tuple[ValidatedTable, ...]
     context_root: Path
     listed_keys: int = 20
+    report: Report = unreported
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,10 @@ def file_name(subscription: str) -> str:
 
 def _observe(request: ValidationRequest) -> tuple[ObservedTable, ...]:
     observed = []
-    for position, validated in enumerate(request.tables, start=1):
+    tables = each_table(
+        request.report, "compare", request.subscription, request.tables, lambda table: table.table.table.name
+    )
+    for position, validated in enumerate(tables, start=1):
         table = ObservedTable(validated, compare_table(request.fence, validated, request.listed_keys))
         logger.info("compared %s (%d of %d)", validated.table.table.name, position, len(request.tables))
         observed.append(table)

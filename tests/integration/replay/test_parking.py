@@ -133,6 +133,9 @@ def test_subscription_parks_before_the_transaction_and_continues_once_repaired(t
         error = results[name].error or ""
         for part in (f"parked before the transaction that committed at {ends[stop]}", words, "--skip"):
             assert part in error, (name, error)
+        assert error.count("HINT:") == 1, (name, error)
+        assert ("The row has (id)=(2)" in error) is (name in {"constraint", "type", "trigger"}), (name, error)
+        assert results[name].parked_before == ends[stop], name
         # Rows 2 and 3 of u are of transaction 2, and so on: all before it, nothing of it, nothing after it.
         last = {2: 1, 3: 3, 6: 4}[stop]
         assert ours(twin, name, "table u order by id") == ALL_OF_U[:last], name

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from cdc_replay.commands.status import status
 from cdc_replay.config import Config, load_config
-from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.progress import Progress, unreported
 from cdc_replay.model.table_state import Pending
 from cdc_replay.snapshot.copy_chunk import ChunkCopy, CopySettings, TableCopy
 from cdc_replay.snapshot.planning import TablePlan
 from cdc_replay.snapshot.progress import report_progress_while
 from fixtures.postgres import Database
-from integration.snapshot.copying import public, snapshot_request, target_table
+from integration.snapshot.copying import snapshot_request, target_table
 
 
 def test_rows_of_a_running_copy_are_reported(
@@ -21,11 +21,11 @@ def test_rows_of_a_running_copy_are_reported(
 ) -> None:
     publisher.run("create table t (id int); create publication p for all tables")
     subscriber.run("create table t (id int)")
-    reported: list[tuple[QualifiedName, int, int]] = []
+    reported: list[Progress] = []
     seen = threading.Event()
 
-    def progress(name: QualifiedName, rows: int, size: int) -> None:
-        reported.append((name, rows, size))
+    def report(progress: Progress) -> None:
+        reported.append(progress)
         seen.set()
 
     with snapshot_request(publisher.dsn, subscriber.dsn, "p") as request, subscriber.connect() as writer:
@@ -34,7 +34,7 @@ def test_rows_of_a_running_copy_are_reported(
         chunk = ChunkCopy(table, 0, (), (), 2_000_000, staging=None)
         planned = TablePlan(table, synced, None, None, {}, None, (chunk,))
         with (
-            report_progress_while(request.settings(1), [planned], progress),
+            report_progress_while(request.settings(1), [planned], report),
             writer.cursor() as cursor,
             cursor.copy("copy t from stdin") as into,
         ):
@@ -42,10 +42,11 @@ def test_rows_of_a_running_copy_are_reported(
             assert seen.wait(timeout=30), "no progress is reported within 30 s"
             (shown,) = status(configuration(publisher, subscriber, tmp_path)).copies
         assert status(configuration(publisher, subscriber, tmp_path)).copies == ()
-    name, rows, size = reported[0]
-    assert name == public("t")
-    assert 0 < rows <= 100_000
-    assert 0 < size <= 800_000
+    first = reported[0]
+    assert (first.action, first.of, first.total) == ("copy", "public.t", 2_000_000)
+    assert first.rows is not None
+    assert 0 < first.rows <= 100_000
+    assert 0 < first.done <= 800_000
     assert (shown.table, shown.expected_bytes) == ("public.t", 2_000_000)
     assert 0 < shown.rows <= 100_000
     assert shown.bytes_per_second > 0
@@ -68,5 +69,5 @@ def test_lost_server_of_the_progress_thread_does_not_disturb_the_copy(
     publisher.run("create publication p for all tables")
     with snapshot_request(publisher.dsn, subscriber.dsn, "p") as request:
         settings = CopySettings("s", request.snapshot, "postgresql://nobody@127.0.0.1:1/none", replace=False)
-        with report_progress_while(settings, [], lambda *_: None):
+        with report_progress_while(settings, [], unreported):
             pass

@@ -89,15 +89,20 @@ _NOT_WRITABLE: Final = (
 _LOCKED: Final = (pg.LockNotAvailable, pg.DeadlockDetected, pg.SerializationFailure)
 
 
-def staging_error(error: psycopg.Error, target: QualifiedName | None) -> CdcReplayError:
-    """Our error for changes of `target` that could not be staged."""
+def staging_error(
+    error: psycopg.Error, target: QualifiedName | None, key: str | None = None
+) -> CdcReplayError:
+    """Our error for changes of `target` that could not be staged; `key` is that of the refused row."""
     try:
         with translated_errors(f"cannot stage changes for {_named(target)}", grant=_GRANT):
             raise error
     except CdcReplayError as translated:
         return translated
     except psycopg.Error:
-        return to_apply_error(error, target)
+        failure = to_apply_error(error, target)
+        if key is not None and failure.detail is None:
+            failure.detail = which_row(key)
+        return failure
 
 
 def to_apply_error(error: psycopg.Error, target: QualifiedName | None) -> CdcReplayError:
@@ -120,7 +125,7 @@ def _named(target: QualifiedName | None) -> str:
 
 
 def _meaning(error: psycopg.Error) -> tuple[type[CdcReplayError], str | None, str | None]:
-    unapplied = "Nothing of the window is applied."
+    unapplied = "Nothing of the window is applied."  # yet: what is refused for good is tried in parts
     if isinstance(error, _NOT_WRITABLE):
         is_read_only = isinstance(error, pg.ReadOnlySqlTransaction)
         remedy = READ_ONLY_REMEDY if is_read_only else "Run it again once the subscriber can be written."
@@ -130,10 +135,9 @@ def _meaning(error: psycopg.Error) -> tuple[type[CdcReplayError], str | None, st
     if isinstance(error, _LOCKED):
         return SubscriberLocked, f"{unapplied} Run it again once the other session has ended.", None
     if isinstance(error, _MISMATCHED):
-        return TargetMismatch, f"{unapplied} Correct the table on the subscriber, then run it again.", "R8.1"
+        return TargetMismatch, "Correct the table on the subscriber.", "R8.1"
     if isinstance(error, _REFUSED):
-        remedy = "Change the row or the constraint on the subscriber, then run `cdc-replay replay` again."
-        return ApplyConflict, f"{unapplied} {remedy}", "R8.5"
+        return ApplyConflict, "Change the row or the constraint on the subscriber.", "R8.5"
     return CdcReplayError, None, None
 
 
@@ -174,7 +178,7 @@ def duplicate_key(
         f'duplicate key value violates unique constraint "{constraint}"'
         f' of table "{target.schema}"."{target.name}"',
         detail=f"{kind.value}: key {', '.join(keys)} already exists{more}.",
-        hint="Nothing of the window is applied. Remove the rows, or set `on_conflict` to overwrite or skip.",
+        hint="Remove the rows, or set `on_conflict` to overwrite or skip.",
         rule="R8.5",
         table=(target.schema, target.name),
     )
@@ -187,8 +191,7 @@ def unique_violation(kind: ConflictKind, target: QualifiedName, error: pg.Unique
         f'duplicate key value violates unique constraint "{error.diag.constraint_name}"'
         f' of table "{target.schema}"."{target.name}"',
         detail=f"{kind.value}: {server_message}",
-        hint="Nothing of the window is applied. `on_conflict` does not decide this: change the row or the"
-        " constraint on the subscriber, then run `cdc-replay replay` again.",
+        hint="`on_conflict` does not decide this: change the row or the constraint on the subscriber.",
         rule="R8.5",
         table=(target.schema, target.name),
     )
@@ -201,12 +204,17 @@ def ambiguous_key(target: QualifiedName, count: int, keys: list[str]) -> ApplyCo
         f'several rows of table "{target.schema}"."{target.name}" have the key of one row of the publisher',
         detail=f"The publisher's partition sends {', '.join(keys)} of the old row{more}, and partitions have"
         " rows with equal keys.",
-        hint="Nothing of the window is applied. On the publisher, give the partitions REPLICA IDENTITY FULL,"
+        hint="On the publisher, give the partitions REPLICA IDENTITY FULL,"
         " or an index that contains the partition key, and copy the table again with"
         f" `cdc-replay snapshot SUBSCRIPTION --table {target}`.",
         rule="R8.12",
         table=(target.schema, target.name),
     )
+
+
+def which_row(*keys: str) -> str:
+    """The sentence that names the refused row, or the rows that it is one of."""
+    return f"The row has {keys[0]}." if len(keys) == 1 else f"The row is one of {', '.join(keys)}."
 
 
 def key_text(columns: Sequence[TargetColumn], values: Sequence[object]) -> str:
@@ -226,7 +234,7 @@ def unknown_value(
         " moved the row into the row filter of the publications, and a publisher does not send unchanged"
         " TOAST values. The change log does not have the value, and on the publisher the row is deleted or"
         f" the value has changed.{more}",
-        hint="Nothing of the window is applied, and no NULL is stored instead. If the table is published,"
+        hint="No NULL is stored instead. If the table is published,"
         f" copy it again: `cdc-replay snapshot SUBSCRIPTION --table {target}`.",
         rule="R4.6",
         table=(target.schema, target.name),

@@ -34,9 +34,11 @@ from typing import TypeAlias, TypeVar
 import psycopg
 from psycopg import sql
 
+from cdc_replay.errors import ApplyConflict
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.frames import Truncation
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.progress import Report, each_table, unreported
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import SubscribedTable, Subscription
 from cdc_replay.postgres.connection import Connection, connect
@@ -44,6 +46,7 @@ from cdc_replay.postgres.identifiers import commas
 from cdc_replay.replay.apply.conflicts import apply_errors
 from cdc_replay.replay.apply.lock_retry import retry_on_lock
 from cdc_replay.replay.apply.merge import MergeResult, merge
+from cdc_replay.replay.apply.refused_rows import name_refused_row
 from cdc_replay.replay.apply.stage_table import StageTable, drop_staging, stage_table
 from cdc_replay.replay.apply.staging import StagedTable
 from cdc_replay.replay.contingent_changes import Refold
@@ -73,6 +76,7 @@ class ApplyRequest:
     upto: Lsn
     refold: Refold | None = None
     relations: Mapping[QualifiedName, int] = field(default_factory=dict)
+    report: Report = unreported
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,11 @@ class ApplySession:
                 _before_commit(self.connection, applied, before_commit)
             return applied
 
-        applied = _retry_on_lock(attempt, self.connection, self.request)
+        try:
+            applied = _retry_on_lock(attempt, self.connection, self.request)
+        except ApplyConflict as error:
+            refused = name_refused_row(self.connection, error, staged.values(), self.targets)
+            raise refused from error.__cause__
         failpoint("replay.after_commit")
         for kind, count in applied.conflicts.items():
             keys = ", ".join(applied.conflict_keys.get(kind, ())) or "no key to show"
@@ -164,10 +172,9 @@ class ApplySession:
         with act_on(self.connection, [*merged_into, *truncated]) as sessions:
             self._truncate(sessions, truncations)
             with disable_statement_triggers(self.connection, sessions, merged_into):
-                for index, changes in staged.items():
-                    self._merge(
-                        sessions.session_for(self.targets[names[index]]), changes, names[index], total
-                    )
+                for index in self._reported(tuple(staged), names):
+                    session = sessions.session_for(self.targets[names[index]])
+                    self._merge(session, staged[index], names[index], total)
         return Applied(
             total.insert,
             total.update,
@@ -177,6 +184,10 @@ class ApplySession:
             dict(total.conflict_keys),
             time.monotonic() - started,
         )
+
+    def _reported(self, staged: Sequence[int], names: Mapping[int, QualifiedName]) -> Iterator[int]:
+        request = self.request
+        return each_table(request.report, "merge", request.subscription.name, staged, names.__getitem__)
 
     def _merge(
         self, session: TargetSession, changes: StagedTable, name: QualifiedName, total: MergeResult

@@ -35,6 +35,7 @@ from cdc_replay.model.frames import NetKind
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.replay.apply.conflicts import staging_error
 from cdc_replay.replay.apply.encoding import CsvEncoder, CsvRows, StagedPart
+from cdc_replay.replay.apply.refused_rows import CopiedLines
 from cdc_replay.replay.apply.stage_table import StageTable, copy_statement
 from cdc_replay.replay.apply.transient_keys import tracks_integer_keys
 from cdc_replay.subscriber.apply_connection import connect_to_write
@@ -149,6 +150,7 @@ def _copy_texts(
     target: int | None = None
     copied: tuple[int, bool] | None = None
     copy: psycopg.Copy | None = None
+    lines = CopiedLines()
     try:
         with contextlib.ExitStack() as connected, contextlib.ExitStack() as copying:
             connection: Connection | None = None
@@ -159,13 +161,16 @@ def _copy_texts(
                     )
                 if copy is None or copied != (text_target, is_changes):
                     copying.close()  # its errors are those of the previous target
-                    target, copied = text_target, (text_target, is_changes)
+                    target, copied, lines = text_target, (text_target, is_changes), CopiedLines()
                     copy = copying.enter_context(_start_copy(connection, stager.tables[target], is_changes))
+                lines.add(text)
                 copy.write(text)
                 failpoint("replay.mid_staging")
     except psycopg.Error as error:
-        failed = None if target is None else stager.tables[target].target
-        return [staging_error(error, failed)]
+        if target is None:
+            return [staging_error(error, None)]
+        table = stager.tables[target]
+        return [staging_error(error, table.target, lines.refused_key(error, table))]
     return encoder.parts()
 
 

@@ -1,0 +1,5 @@
+"""`python -m cdc_replay.cli`."""
+
+from cdc_replay.cli import main
+
+main()

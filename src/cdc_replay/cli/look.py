@@ -1,0 +1,108 @@
+"""Commands that look, and change nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Annotated
+
+import typer
+
+from cdc_replay.cli.app import LOOK, app, load
+from cdc_replay.terminal.options import (
+    ConfigOption,
+    JsonOption,
+    LogLevelOption,
+    OptionalSubscriptionArgument,
+    PublisherArgument,
+    SubscriptionArgument,
+)
+from cdc_replay.terminal.output import (
+    CommandOutcome,
+    outcome_of,
+)
+from cdc_replay.terminal.progress import show_progress
+
+
+@app.command("validate", rich_help_panel=LOOK)
+def _validate(
+    subscription: SubscriptionArgument,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = None,
+    as_json: JsonOption = False,
+) -> CommandOutcome:
+    """Prove that the subscriber is consistent, at one WAL position."""
+    from cdc_replay.commands.validate import validate
+
+    loaded = load(config, log_level)
+    with show_progress(f"validate {subscription}") as report:
+        result = validate(loaded, subscription, report=report)
+    return outcome_of(result, as_json=as_json)
+
+
+@app.command("explain", rich_help_panel=LOOK)
+def _explain(
+    subscription: SubscriptionArgument,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "info",
+    as_json: JsonOption = False,
+) -> CommandOutcome:
+    """Show per table what is published, how it is filtered and where the filter is evaluated."""
+    from cdc_replay.commands.explain import explain
+    from cdc_replay.terminal.explain_view import explained
+
+    result = explain(load(config, log_level), subscription)
+    return dataclasses.replace(outcome_of(result, as_json=as_json), view=explained(result))
+
+
+@app.command("status", rich_help_panel=LOOK)
+def _status(
+    subscription: OptionalSubscriptionArgument = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Print only what is wrong, with exit code 1 if anything is.")
+    ] = False,
+    max_lag: Annotated[
+        str | None, typer.Option("--max-lag", help="More is wrong: a time or a size, such as 5m or 1GB.")
+    ] = None,
+    max_proof_age: Annotated[
+        str | None, typer.Option("--max-proof-age", help="An older last validation is wrong, such as 24h.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option("--interval", help="Seconds, with --watch.", min=0.5)] = 5,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "info",
+    as_json: JsonOption = False,
+) -> CommandOutcome | None:
+    """Show publishers and subscriptions, or the tables of one, and what is wrong."""
+    from cdc_replay.commands.status import repeated_status
+    from cdc_replay.model.problems import Bounds
+    from cdc_replay.terminal.status_view import status_outcome, status_view
+    from cdc_replay.terminal.watch import watch as watch_screen
+
+    try:
+        bounds = Bounds.parse(max_lag, max_proof_age)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if watch and (as_json or check or not sys.stdout.isatty()):
+        raise typer.BadParameter("--watch needs a terminal, and goes without --json and --check")
+    with repeated_status(load(config, log_level), subscription, bounds) as read:
+        if watch:
+            watch_screen(lambda: status_view(read(), of_one=subscription is not None), interval)
+            return None
+        return status_outcome(read(), of_one=subscription is not None, check=check, as_json=as_json)
+
+
+@app.command("verify-log", rich_help_panel=LOOK)
+def _verify_log(
+    publisher: PublisherArgument,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = None,
+    as_json: JsonOption = False,
+) -> CommandOutcome:
+    """Read the whole change log: checksums, continuity, order, every message."""
+    from cdc_replay.commands.verify_log import verify_log
+
+    loaded = load(config, log_level)
+    with show_progress(f"verify-log {publisher}") as report:
+        result = verify_log(loaded, publisher, report=report)
+    return outcome_of(result, as_json=as_json)

@@ -1,0 +1,143 @@
+"""`cdc-replay`: the command line. Parses options, calls one function of `commands`, prints its result.
+
+| exit code | meaning                                         |
+|-----------|-------------------------------------------------|
+| 0         | success                                         |
+| 1         | a failure; its reason is on standard error      |
+| 2         | a usage or configuration error                  |
+| 143       | terminated by SIGTERM                           |
+
+With `--json` there is one JSON object on standard output, also after a failure. Logs go to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import psycopg
+import typer
+
+from cdc_replay.cli.app import SCRIPT, app
+from cdc_replay.errors import CdcReplayError, InvalidConfiguration, InvalidLsn
+from cdc_replay.model.results import Json
+from cdc_replay.private_files import set_private_umask
+from cdc_replay.terminal.options import (
+    ConfigOption,
+    JsonOption,
+    LogLevelOption,
+    set_log_level,
+)
+from cdc_replay.terminal.output import (
+    CommandOutcome,
+    LogHandler,
+    print_error,
+    print_json,
+    print_outcome,
+)
+from cdc_replay.termination import EXIT_CODE, Terminated, end_on_sigterm, is_asked_to_end
+
+# typer returns this code in place of a KeyboardInterrupt.
+_INTERRUPTED: Final = 130
+
+# Some releases of typer vendor click, so the base class of usage errors is looked up in typer.
+_UsageError: Final = typer.BadParameter.__mro__[1]
+
+
+@app.command("batch", rich_help_panel=SCRIPT)
+def _batch(
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "warning",
+    as_json: JsonOption = True,  # noqa: ARG001 - a batch prints JSON only
+) -> None:
+    """Run one command per line of standard input in this process and its Spark session."""
+    from cdc_replay.commands.batch import batch
+
+    set_log_level(log_level)
+    batch(sys.stdin, sys.stdout, functools.partial(run_line, config=config))
+
+
+def run_line(line: str, *, config: Path | None = None) -> tuple[dict[str, Json] | None, str | None]:
+    """Run one command line in this process: its result, its error, or both.
+
+    It prints nothing on standard output, which is for results. A line without `--config` gets `config`.
+    """
+    try:
+        arguments = shlex.split(line)
+    except ValueError as error:
+        return None, f"the line cannot be split into words: {error}"
+    if arguments[:1] == ["batch"]:
+        return None, "a batch cannot run another one"
+    if config is not None:
+        # An option of the line itself comes later, and wins.
+        arguments[1:1] = ["--config", str(config)]
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            outcome = _invoke(arguments)
+    except Exception as error:
+        if (reason := _describe_error(error)) is None:
+            raise
+        return None, reason[0]
+    return (outcome.result, outcome.error) if outcome else ({}, None)
+
+
+def _invoke(arguments: Sequence[str]) -> CommandOutcome | None:
+    returned = typer.main.get_command(app).main(list(arguments), "cdc-replay", standalone_mode=False)
+    if returned == _INTERRUPTED:
+        raise KeyboardInterrupt
+    return returned if isinstance(returned, CommandOutcome) else None
+
+
+def _describe_error(error: BaseException) -> tuple[str, int] | None:
+    """The message and exit code for a command that raised `error`; None if the error is a bug."""
+    match error:
+        case Terminated():
+            return "terminated by SIGTERM", EXIT_CODE
+        case typer.Abort() | KeyboardInterrupt():
+            return "interrupted", 1
+        case InvalidConfiguration() | InvalidLsn():
+            return str(error), 2
+        case CdcReplayError() | psycopg.Error() | OSError():
+            return str(error).strip(), 1
+        case _ if isinstance(error, _UsageError):
+            return getattr(error, "format_message", error.__str__)(), 2
+        case _:
+            return None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script."""
+    set_private_umask()
+    end_on_sigterm()
+    logging.basicConfig(
+        handlers=[LogHandler()], level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    sys.exit(_exit_code(sys.argv[1:] if arguments is None else arguments))
+
+
+def _exit_code(arguments: Sequence[str]) -> int:
+    try:
+        outcome = _invoke(arguments)
+    except BaseException as error:
+        reason = _describe_error(Terminated() if is_asked_to_end() else error)
+        if reason is None:
+            raise
+        if isinstance(error, _UsageError) and hasattr(error, "show"):
+            error.show()
+        elif not is_asked_to_end():  # which is reported already
+            print_error(reason[0])
+        if "--json" in arguments:
+            print_json({"error": reason[0]})
+        return reason[1]
+    if outcome is None:
+        return 0
+    print_outcome(outcome)
+    if outcome.error:
+        print_error(outcome.error)
+    return 1 if outcome.error else 0

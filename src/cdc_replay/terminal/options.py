@@ -1,0 +1,75 @@
+"""Options and arguments that several commands have, and their values."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from cdc_replay.config import load_config
+from cdc_replay.errors import CdcReplayError, InvalidConfiguration
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName
+
+_LEVELS: Final = ("debug", "info", "warning", "error")
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configuration file.")]
+LogLevelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--log-level", help="debug, info, warning or error; default: warning on a terminal, else info."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+ToLsnOption = Annotated[str | None, typer.Option("--to-lsn", help="WAL position, such as 0/16B3748.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask; without a terminal nothing is asked.")]
+
+
+def _names(kind: str) -> Callable[[], list[str]]:
+    """For completion: the configured publishers or subscriptions; none without a valid configuration."""
+
+    def complete() -> list[str]:
+        try:
+            return list(getattr(load_config(), kind))
+        except CdcReplayError:
+            return []
+
+    return complete
+
+
+PublisherArgument = Annotated[str, typer.Argument(metavar="PUBLISHER", autocompletion=_names("publishers"))]
+SubscriptionArgument = Annotated[
+    str, typer.Argument(metavar="SUBSCRIPTION", autocompletion=_names("subscriptions"))
+]
+OptionalSubscriptionArgument = Annotated[
+    str | None, typer.Argument(metavar="SUBSCRIPTION", autocompletion=_names("subscriptions"))
+]
+SubscriptionsArgument = Annotated[
+    list[str], typer.Argument(metavar="SUBSCRIPTION...", autocompletion=_names("subscriptions"))
+]
+
+
+def parse_lsn(text: str | None) -> Lsn | None:
+    """The position; None if the option is omitted."""
+    return None if text is None else Lsn.parse(text)
+
+
+def parse_table(text: str) -> QualifiedName:
+    """The table of `SCHEMA.TABLE`."""
+    schema, dot, name = text.partition(".")
+    if not dot or not schema or not name:
+        raise InvalidConfiguration(f'"{text}" is not a table name', hint="Give it as SCHEMA.TABLE.")
+    return QualifiedName(schema, name)
+
+
+def set_log_level(log_level: str | None) -> None:
+    """Set the level of our logs; by default progress and the result take the place of lines on a terminal."""
+    if log_level is None:
+        log_level = "warning" if sys.stderr.isatty() else "info"
+    if log_level not in _LEVELS:
+        raise InvalidConfiguration(f'log level "{log_level}" is not one of {", ".join(_LEVELS)}')
+    logging.getLogger("cdc_replay").setLevel(log_level.upper())

@@ -1,0 +1,305 @@
+"""Results for a person: a sentence, below it what is not zero, and what comes next.
+
+`--json` has the whole result. An error is not repeated here: it is said once, on standard error.
+"""
+
+from __future__ import annotations
+
+import functools
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cdc_replay.model import results
+from cdc_replay.model.duration import duration_in_words
+from cdc_replay.model.results import AppliedRange, Result, SnapshotResult, TableCompared
+from cdc_replay.model.size import size_in_words
+from cdc_replay.terminal.units import printable
+
+LONGEST_LABEL: Final = 28
+"""A longer label has its value on the next line."""
+_PRECISE_SECONDS: Final = 100
+
+_VERBS: Final = {"insert": "inserted", "update": "updated", "delete": "deleted", "truncate": "truncated"}
+
+Row = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A result in words; `rows` have a label and a value."""
+
+    sentence: str
+    rows: tuple[Row, ...] = ()
+    next_step: str | None = None
+
+    def to_text(self, width: int) -> str:
+        """Lines of at most `width`, except for words that are longer, such as paths."""
+        lines = [*wrap(self.sentence, width)]
+        column = max((len(label) for label, _ in self.rows if len(label) <= LONGEST_LABEL), default=0)
+        for label, value in self.rows:
+            head = f"  {label:<{column}}  "
+            if len(label) > column:
+                lines.append(f"  {label}")
+                head = " " * len(f"  {'':<{column}}  ")
+            lines += wrap(value, width, head)
+        if self.next_step is not None:
+            lines += wrap(self.next_step, width)
+        return printable("\n".join(lines)) + "\n"
+
+
+def wrap(text: str, width: int, head: str = "") -> list[str]:
+    """Lines of at most `width`, the first after `head`; a longer word, such as a path, is not broken."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=head,
+        subsequent_indent=" " * len(head) or "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+@functools.singledispatch
+def summarize(_result: Result) -> Summary | None:
+    """The result in words; None for a result that has a view of its own."""
+    return None
+
+
+@summarize.register
+def _(result: results.CaptureResult) -> Summary:
+    content = "no new changes"
+    if result.messages:
+        content = f"{_changes(result.messages, result.transactions)}, {_size(result.bytes)}"
+    return Summary(f"captured {result.publisher} up to {result.to_lsn}: {content} in {_time(result.seconds)}")
+
+
+@summarize.register
+def _(result: SnapshotResult) -> Summary:
+    name = result.subscription
+    if result.to_lsn is None:
+        sentence = f"{name}: no table needs a copy"
+    elif not result.tables:
+        sentence = f"{name} starts at {result.to_lsn}: no rows are copied (copy_data: false)"
+    else:
+        tables = f"{_count(len(result.tables), 'table')} of {name} as of {result.to_lsn}"
+        sentence = f"copied {tables}: {_rows(result.rows)}, {_size(result.bytes)} in {_time(result.seconds)}"
+    return Summary(sentence, (*_copied(result), *_compared(result.compared)))
+
+
+@summarize.register
+def _(result: results.ReplayResult) -> Summary:
+    stopped = ", then stopped" if result.error else ""
+    if not result.changes_read:
+        done = f"{result.subscription} was not replayed" if result.error else f"{_upto(result)}: no changes"
+        return Summary(done, (*_applied(result), *_unusual(result)))
+    return Summary(f"{_upto(result)}: {_read(result)}{stopped}", (*_applied(result), *_unusual(result)))
+
+
+@summarize.register
+def _(result: results.SyncResult) -> Summary:
+    parts = []
+    if tables := result.snapshot.tables:
+        parts.append(f"{_count(len(tables), 'table')} with {_rows(result.snapshot.rows)} copied")
+    if result.replay.changes_read:
+        parts.append(f"{_changes(result.replay.changes_read, result.replay.transactions)} replayed")
+    verb = "stopped syncing" if result.replay.error else "synced"
+    where = f" up to {result.to_lsn}" if result.to_lsn.value else ""
+    return Summary(
+        f"{verb} {result.subscription}{where}: {', '.join(parts) or 'no changes'} in {_time(result.seconds)}",
+        (
+            *_copied(result.snapshot),
+            *_compared(result.compared),
+            *_applied(result.replay),
+            *_unusual(result.replay),
+        ),
+    )
+
+
+@summarize.register
+def _(result: results.BackfillResult) -> Summary:
+    verb = "would apply" if result.dry_run else "applied"
+    window = f"({result.from_lsn}, {result.to_lsn}]"
+    return Summary(f"{verb} {window} again for {result.subscription}: {_read(result)}", _applied(result))
+
+
+@summarize.register
+def _(result: results.RefreshResult) -> Summary:
+    would = "would be " if result.dry_run else ""
+    counts = {
+        f"{would}inserted": result.inserted,
+        f"{would}updated": result.updated,
+        f"{would}deleted": result.deleted,
+    }
+    rows: list[Row] = [(f"table {would}added", table) for table in result.added]
+    rows += [(f"table {would}removed", table) for table in result.removed]
+    rows += _copied(result.snapshot)
+    rows += [("rows " + label, f"{count:,}") for label, count in counts.items() if count]
+    rows += [("warning", warning) for warning in result.warnings]
+    checked = "checked" if result.dry_run else "refreshed"
+    compared = f", {_count(len(result.reconciled), 'table')} compared" if result.reconciled else ""
+    same = "" if rows else "; nothing differs" if result.reconciled else "; its tables are as published"
+    return Summary(f"{checked} {result.subscription}{compared}{same} in {_time(result.seconds)}", tuple(rows))
+
+
+@summarize.register
+def _(result: results.ResumeResult) -> Summary:
+    name, tables = result.subscription, ", ".join(result.tables)
+    if result.to_lsn is not None:
+        left_out = f"; its changes of {tables} are left out" if tables else ""
+        sentence = f"{name} continues after the transaction that committed at {result.to_lsn}{left_out}"
+    elif tables:
+        sentence = f"{tables} of {name}: no longer parked"
+    else:
+        sentence = f"{name} is no longer parked"
+    return Summary(
+        sentence,
+        next_step=f"Nothing is applied yet: run `cdc-replay replay {name}`."
+        + ("" if result.to_lsn else " A transaction that is refused again parks it again."),
+    )
+
+
+@summarize.register
+def _(result: results.ValidateResult) -> Summary:
+    failed = [table for table in result.tables if not table["success"]]
+    tables, differ = _count(len(result.tables), "table"), "differs" if len(failed) == 1 else "differ"
+    remedy = f"`cdc-replay refresh {result.subscription} --reconcile --dry-run` counts what makes them equal."
+    if result.success:
+        total = sum(count for table in result.tables if isinstance(count := table["publisher_rows"], int))
+        sentence = f"{result.subscription} is consistent at {result.to_lsn}: {tables}, {_rows(total)}"
+    else:
+        sentence = (
+            f"{result.subscription} is NOT consistent at {result.to_lsn}: {len(failed)} of {tables} {differ}"
+        )
+    notes = [
+        (str(table["table"]), str(note))
+        for table in result.tables
+        if table["success"] and isinstance(table["notes"], list)
+        for note in table["notes"]
+    ]
+    rows = (*notes, ("report", str(result.report)))
+    return Summary(f"{sentence}, {_time(result.seconds)}", rows, None if result.success else remedy)
+
+
+@summarize.register
+def _(result: results.VerifyLogResult) -> Summary:
+    content = f"{_count(result.segments, 'segment')}, {_changes(result.messages, result.transactions)}"
+    return Summary(
+        f"the change log of {result.publisher} is sound: ({result.from_lsn}, {result.to_lsn}], {content},"
+        f" {_size(result.bytes)} in {_time(result.seconds)}",
+        _nonzero({"prepared transactions": result.prepared}),
+    )
+
+
+@summarize.register
+def _(result: results.PruneResult) -> Summary:
+    name = result.publisher
+    rows: list[Row] = []
+    if result.segments:
+        dropped = f"{_count(result.segments, 'segment')}, {_size(result.bytes)}"
+        verb = "would drop" if result.dry_run else "dropped"
+        starts = "would then start" if result.dry_run else "now starts"
+        sentence = f"{verb} {dropped} of the change log of {name}, which {starts} at {result.to_lsn}"
+        rows.append(("committed", f"{result.from_time} to {result.to_time}"))
+    else:
+        sentence = f"nothing to prune: the change log of {name} starts at {result.to_lsn} as before"
+    needed = f"from {result.needed_lsn} on"
+    rows.append(("needed", needed if result.needed_by is None else f"{needed}, by {result.needed_by}"))
+    rows += _nonzero({"segments merged": result.merged, "files deleted": result.files})
+    later = "A job is reading the log: a later run deletes the files of the dropped segments."
+    is_later = not result.dry_run and result.files < result.segments
+    return Summary(sentence, tuple(rows), later if is_later else None)
+
+
+@summarize.register
+def _(result: results.TeardownResult) -> Summary:
+    if result.subscription is not None:
+        name = f"subscription {result.subscription}"
+        stays = "The rows of its tables stay. Remove it from the configuration; to use it again, empty its"
+        stays += f" tables and run `cdc-replay sync {result.subscription}`."
+    else:
+        name = f"publisher {result.publisher}"
+        stays = "The change log and the subscribers' rows stay. To capture again, move the change log away,"
+        stays += f" then run `cdc-replay setup {result.publisher}` and `snapshot` for each subscription."
+    if not result.removed:
+        return Summary(f"{name}: there was nothing to remove")
+    by_kind: dict[str, list[str]] = {}
+    for removed in result.removed:
+        kind, _, removed_name = removed.rpartition(" ")
+        by_kind.setdefault(kind, []).append(removed_name)
+    rows = tuple((kind, ", ".join(names)) for kind, names in by_kind.items())
+    return Summary(f"removed from {name}", rows, stays)
+
+
+def _read(result: AppliedRange) -> str:
+    return f"{_changes(result.changes_read, result.transactions)} in {_time(result.seconds)}"
+
+
+def _upto(result: results.ReplayResult) -> str:
+    return f"replayed {result.subscription} up to {result.to_lsn}"
+
+
+def _applied(result: AppliedRange) -> tuple[Row, ...]:
+    applied = ", ".join(
+        f"{count:,} {_VERBS.get(kind, kind)}" for kind, count in result.applied.items() if count
+    )
+    counts = {
+        "filtered out": result.filtered_out,
+        "UPDATE to INSERT": result.updates_to_insert,
+        "UPDATE to DELETE": result.updates_to_delete,
+    }
+    return (*((("rows", applied),) if applied else ()), *_nonzero(counts))
+
+
+def _unusual(result: results.ReplayResult) -> Iterator[Row]:
+    for kind, count in result.conflicts.items():
+        keys = ", ".join(result.conflict_keys.get(kind, ()))
+        yield kind, f"{count:,}" + (f", such as {keys}" if keys else "")
+    yield from _nonzero({"stored as NULL (R4.6)": result.unsent_nulls})
+    if result.parked_before is not None:
+        yield "parked", f"before the transaction that committed at {result.parked_before}"
+    for table in result.parked:
+        yield "parked table", table
+    for table in result.passed_over:
+        yield "not subscribed", f"{table}; `cdc-replay refresh {result.subscription}` adds it"
+
+
+def _copied(result: SnapshotResult) -> Iterator[Row]:
+    for table in result.tables:
+        staged = f", {_count(table.chunks_staged_before, 'chunk')} staged before"
+        yield (
+            table.table,
+            f"{_rows(table.rows)}, {_size(table.bytes)}{staged if table.chunks_staged_before else ''}",
+        )
+
+
+def _compared(tables: Iterable[TableCompared]) -> Iterator[Row]:
+    for table in tables:
+        counts = {"updated": table.updated, "differing": table.differing, "missing": table.missing}
+        texts = [f"{count:,} {label}" for label, count in counts.items() if count]
+        yield table.table, f"rewritten by the publisher: {', '.join(texts) or 'no row differs'}"
+
+
+def _nonzero(counts: Mapping[str, int]) -> tuple[Row, ...]:
+    return tuple((label, f"{count:,}") for label, count in counts.items() if count)
+
+
+def _changes(changes: int, transactions: int) -> str:
+    return f"{_count(changes, 'change')} of {_count(transactions, 'transaction')}"
+
+
+def _rows(count: int) -> str:
+    return _count(count, "row")
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def _size(size_bytes: int) -> str:
+    return size_in_words(size_bytes)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < _PRECISE_SECONDS else duration_in_words(seconds)
