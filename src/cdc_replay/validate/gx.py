@@ -12,6 +12,9 @@ import warnings
 
 os.environ["GX_ANALYTICS_ENABLED"] = "false"
 
+# Its INFO lines are internals, two hundred while it is imported; the result has all that matters.
+logging.getLogger("great_expectations").setLevel(logging.WARNING)
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import great_expectations
@@ -25,9 +28,6 @@ with warnings.catch_warnings():
     from great_expectations.expectations.metadata_types import FailureSeverity
     from great_expectations.expectations.metrics.metric_provider import metric_value
     from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
-
-# Its INFO lines are internals; the result has all that matters.
-logging.getLogger("great_expectations").setLevel(logging.WARNING)
 
 get_context = great_expectations.get_context
 Checkpoint = great_expectations.Checkpoint
