@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from cdc_replay.commands.progress import has_applied, publisher_and_subscriptions, publisher_position
+from cdc_replay.config import load_config
 from embedded.airflow import USER, Refused, Run, wait_for
 from embedded.postgres import Cluster
 from fixtures.airflow import PASSWORDS, Pipeline
@@ -379,6 +381,31 @@ def test_own_dags_replay_wait_and_link_to_their_report(pipeline: Pipeline) -> No
     pipeline.succeed("capture__shop")
     assert client.wait_for_run(waiting).state == "success", pipeline.describe(waiting)
     assert pipeline.nsw.rows("select note from orders where id = 51") == [("later",)]
+
+
+def test_progress_is_that_of_transactions(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What sensors wait for and metrics show; a WAL position without published changes is not waited for."""
+    databases = {"shop_publisher": pipeline.publisher, "nsw_target": pipeline.nsw}
+    for name, database in (("BIG_DSN", pipeline.big), ("FAR_DSN", pipeline.far)):
+        monkeypatch.setenv(name, database.dsn)
+    config = load_config(
+        pipeline.home / "cdc_replay.yaml", connections=lambda conn_id: databases[conn_id].dsn
+    )
+    pipeline.publisher.run("select pg_switch_wal()")
+    position = publisher_position(config, "shop")
+    assert not has_applied(config, "nsw", position)
+    pipeline.succeed("capture__shop")
+    assert has_applied(config, "nsw", position)
+
+    state = publisher_and_subscriptions(config, "shop", ["nsw", "big"])
+    assert state.retained_wal_bytes is not None
+    assert state.subscriptions["nsw"].lag_seconds == 0
+    assert state.subscriptions["nsw"].proof_age_seconds is not None
+    pipeline.big.run(f"alter database {pipeline.nsw.name} allow_connections false")
+    try:
+        assert set(publisher_and_subscriptions(config, "shop", ["nsw", "big"]).subscriptions) == {"big"}
+    finally:
+        pipeline.big.run(f"alter database {pipeline.nsw.name} allow_connections true")
 
 
 def linked_report(pipeline: Pipeline, run: Run, task: str = "validate") -> str:

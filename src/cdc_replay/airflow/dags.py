@@ -17,7 +17,7 @@ from airflow.sdk import DAG
 
 from cdc_replay.airflow import assets
 from cdc_replay.airflow.dag_docs import publisher_doc, replay_doc, subscription_doc
-from cdc_replay.airflow.dag_ids import capture_dag, replay_dag
+from cdc_replay.airflow.dag_ids import capture_dag, replay_dag, validate_dag
 from cdc_replay.airflow.operators.in_process import (
     CaptureOperator,
     EmitAssetEventOperator,
@@ -93,7 +93,6 @@ class SubscriptionDag(PipelineDag):
             (verb, subscription),
             DEFAULT_ARGS,
             {
-                "dag_id": f"{verb}__{subscription}",
                 "doc_md": subscription_doc(text, config, configured),
                 "schedule": None,
                 **arguments,
@@ -199,6 +198,7 @@ class ValidateDag(SubscriptionDag):
             " *Validation report* of the task leads to the report of its run."
         )
         arguments = {
+            "dag_id": validate_dag(subscription),
             "description": f"Is {subscription} what its publications say?",
             "schedule": [assets.subscription(subscription)],
         }
@@ -218,6 +218,7 @@ class SnapshotDag(SubscriptionDag):
             " afterwards. The other tables do not wait."
         )
         arguments = {
+            "dag_id": f"snapshot__{subscription}",
             "description": f"Initial state of {subscription}",
             "params": snapshot_params(),
         }
@@ -245,6 +246,7 @@ class RefreshDag(SubscriptionDag):
             " is changed, and the result of the task has the counts."
         )
         arguments = {
+            "dag_id": f"refresh__{subscription}",
             "description": f"Publications of {subscription}, read again",
             "params": refresh_params(),
         }
@@ -275,6 +277,7 @@ class BackfillDag(SubscriptionDag):
             " LSNs and what the log holds of it; a dry run, the default, then counts and writes nothing."
         )
         arguments = {
+            "dag_id": f"backfill__{subscription}",
             "description": f"A past range of the log, again, for {subscription}",
             "params": backfill_params(),
         }

@@ -1,15 +1,15 @@
 """Gauges for Airflow's metrics (StatsD, DataDog, OpenTelemetry), with the object's name as a tag.
 
-| gauge                                            | tag            | set by                  |
-|--------------------------------------------------|----------------|-------------------------|
-| `cdc_replay.capture.seconds`, `.transactions`    | `publisher`    | `capture`               |
-| `cdc_replay.replay.seconds`, `.rows`, `.conflicts` | `subscription` | `report.<subscription>` |
-| `cdc_replay.validate.seconds`, `.consistent`     | `subscription` | `validate`              |
-| `cdc_replay.retained_wal_bytes`                  | `publisher`    | `watch`                 |
-| `cdc_replay.lag_seconds`, `.proof_age_seconds`   | `subscription` | `watch`                 |
+| gauge, after `cdc_replay.`                         | tag            | set by                  |
+|----------------------------------------------------|----------------|-------------------------|
+| `capture_seconds`, `capture_transactions`          | `publisher`    | `capture`               |
+| `replay_seconds`, `replay_rows`, `replay_conflicts` | `subscription` | `report.<subscription>` |
+| `validate_seconds`, `validate_consistent`          | `subscription` | `validate`              |
+| `retained_wal_bytes`                               | `publisher`    | `watch`                 |
+| `lag_seconds`, `proof_age_seconds`                 | `subscription` | `watch`                 |
 
-`consistent` is 1 or 0. `proof_age_seconds` is the age of the last validation that found the subscription
-consistent. An unknown value sets no gauge.
+`validate_consistent` is 1 or 0. `proof_age_seconds` is the age of the last validation, if it found the
+subscription consistent. An unknown value sets no gauge.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _SWITCHES = ("statsd_on", "statsd_datadog_enabled", "otel_on")
 def of_capture(result: CaptureResult) -> None:
     """What a capture did."""
     tags = {"publisher": result.publisher}
-    _set("capture.seconds", result.seconds, tags)
-    _set("capture.transactions", result.transactions, tags)
+    _set("capture_seconds", result.seconds, tags)
+    _set("capture_transactions", result.transactions, tags)
 
 
 def of_replay(result: Mapping[str, Any]) -> None:
     """What a replay did for one subscription, as it is recorded."""
     tags = {"subscription": str(result["subscription"])}
-    _set("replay.seconds", result["seconds"], tags)
-    _set("replay.rows", sum(result["applied"].values()), tags)
-    _set("replay.conflicts", sum(result["conflicts"].values()), tags)
+    _set("replay_seconds", result["seconds"], tags)
+    _set("replay_rows", sum(result["applied"].values()), tags)
+    _set("replay_conflicts", sum(result["conflicts"].values()), tags)
 
 
 def of_validation(result: ValidateResult) -> None:
     """The verdict of a validation."""
     tags = {"subscription": result.subscription}
-    _set("validate.seconds", result.seconds, tags)
-    _set("validate.consistent", int(result.success), tags)
+    _set("validate_seconds", result.seconds, tags)
+    _set("validate_consistent", int(result.success), tags)
 
 
 def of_watch(config: Config, publisher: str, subscriptions: Iterable[str]) -> None:

@@ -48,7 +48,7 @@ def get_provider_info() -> dict[str, Any]:
         "package-name": "cdc-replay",
         "name": "CDC replay",
         "description": "CDC replay for PostgreSQL logical replication, on Spark.",
-        "integrations": [integration | {"external-doc-url": "https://pypi.org/project/cdc-replay/"}],
+        "integrations": [integration],
         "operators": [
             integration
             | {

@@ -39,14 +39,14 @@ def fail_fast_on_permanent_error() -> Iterator[None]:
         raise
 
 
-def job_failure(error: AirflowException, outcome: JobOutcome) -> AirflowException:
+def job_failure(error: AirflowException, outcome: JobOutcome) -> AirflowException | None:
     """The exception of a task whose application failed, for the hook's, which starts with the command.
 
-    An alert carries its text, so that begins with the reason. Other errors of the hook stay as they are.
+    An alert carries its text, so that begins with the reason. None if the hook's error has another cause.
     """
     matched = EXIT_CODE.search(str(error))
     if matched is None:
-        return error
+        return None
     code, output = int(matched[1]), matched[2]
     text = outcome.reason or f"the Spark application ended with {_describe(code)}{output}"
     return AirflowFailException(text) if code == ExitCode.NEVER else AirflowException(text)

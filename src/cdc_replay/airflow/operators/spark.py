@@ -98,7 +98,10 @@ class SparkJobOperator(SparkSubmitOperator):
                 try:
                     super().execute(context)
                 except AirflowException as error:
-                    raise job_failure(error, read_outcome(file)) from error
+                    failure = job_failure(error, read_outcome(file))
+                    if failure is None:
+                        raise
+                    raise failure from error
             return read_outcome(file)
 
     def on_kill(self) -> None:
