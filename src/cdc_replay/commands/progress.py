@@ -116,10 +116,10 @@ def publisher_and_subscriptions(
             {**questions, "publisher": functools.partial(_ask_publisher, config, publisher)}
         )
     status = answered["publisher"].value
-    found = {name: answered[f"subscription {name}"].value for name in names}
+    progress = {name: answered[f"subscription {name}"].value for name in names}
     return PublisherProgress(
         status.retained_wal_bytes if isinstance(status, PublisherStatus) else None,
-        {name: progress for name, progress in found.items() if isinstance(progress, SubscriptionProgress)},
+        {name: value for name, value in progress.items() if isinstance(value, SubscriptionProgress)},
     )
 
 

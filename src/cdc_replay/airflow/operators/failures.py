@@ -53,8 +53,8 @@ def job_failure(error: AirflowException, outcome: JobOutcome) -> AirflowExceptio
 
 
 def _describe(code: int) -> str:
-    number = -code if code < 0 else code - SIGNALLED
+    signal_number = -code if code < 0 else code - SIGNALLED
     try:
-        return f"exit code {code} ({signal.Signals(number).name})"
+        return f"exit code {code} ({signal.Signals(signal_number).name})"
     except ValueError:
         return f"exit code {code}"
