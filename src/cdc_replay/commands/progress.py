@@ -1,52 +1,21 @@
-"""How far subscriptions are: what sensors wait for, and what metrics show.
-
-A transaction counts as missing only if it is in the change log: a publisher's WAL position moves without
-published changes too, and no replay runs for these.
-"""
+"""How far publishers and subscriptions are, for sensors and metrics."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from cdc_replay.capture.publisher_status import read_publisher_status
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.config import Config, SubscriptionConfig
+from cdc_replay.config import Config
 from cdc_replay.errors import ServerUnavailable
-from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.status import PublisherStatus
-from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.postgres.answers import Answers
-from cdc_replay.postgres.connection import Connection, connect_with_deadline
-from cdc_replay.replay.lag import oldest_missing
-from cdc_replay.subscriber.recorded_results import last_result
-from cdc_replay.subscriber.subscription_tables import table_states
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionProgress:
-    """The state of one subscription.
-
-    `applied_lsn` is the position of its last table; None while a table has no copy. `proved_at` is when the
-    last validation ended, None if it found the subscriber inconsistent, or if there was none.
-    """
-
-    applied_lsn: Lsn | None
-    missing_since: datetime | None
-    proved_at: datetime | None
-
-    @property
-    def lag_seconds(self) -> float | None:
-        """Age of the oldest captured transaction that is not applied; None while a table has no copy."""
-        return None if self.applied_lsn is None else _age(self.missing_since) or 0.0
-
-    @property
-    def proof_age_seconds(self) -> float | None:
-        """Age of the proof that the subscriber is consistent."""
-        return _age(self.proved_at)
+from cdc_replay.postgres.connection import connect_with_deadline
+from cdc_replay.replay import progress
+from cdc_replay.replay.progress import SubscriptionProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +33,10 @@ def read_progress(config: Config, subscription: str) -> SubscriptionProgress:
         CdcReplayError: if its subscriber or the change log cannot be read.
     """
     target = config.subscription(subscription)
-    change_log = ChangeLog.open(config.publisher(target.subscription.publisher).change_log)
-    with _connect(config, target) as connection:
-        states = table_states(connection, subscription).values()
-        validated = last_result(connection, subscription, "validate")
-    copied = [state for state in states if isinstance(state, Ready | Parked)]
-    is_complete = bool(copied) and len(copied) == len(states)
-    proved_at = validated.finished if validated is not None and validated.result.get("success") else None
-    return SubscriptionProgress(
-        applied_lsn=min(state.applied_lsn for state in copied) if is_complete else None,
-        missing_since=oldest_missing(change_log, copied),
-        proved_at=proved_at,
-    )
+    dsn, seconds = config.dsn_of(target), config.timeouts.answer.total_seconds()
+    change_log = _change_log(config, subscription)
+    with connect_with_deadline(dsn, purpose=f"progress {subscription}", seconds=seconds) as connection:
+        return progress.read_progress(connection, subscription, change_log)
 
 
 def has_applied(config: Config, subscription: str, lsn: Lsn) -> bool:
@@ -84,12 +45,7 @@ def has_applied(config: Config, subscription: str, lsn: Lsn) -> bool:
     Raises:
         CdcReplayError: if its subscriber or the change log cannot be read.
     """
-    applied = read_progress(config, subscription).applied_lsn
-    if applied is None or applied >= lsn:
-        return applied is not None
-    publisher = config.subscription(subscription).subscription.publisher
-    change_log = ChangeLog.open(config.publisher(publisher).change_log)
-    return change_log.end_lsn >= lsn and change_log.first_commit(Window(applied, lsn)) is None
+    return progress.holds_all(read_progress(config, subscription), _change_log(config, subscription), lsn)
 
 
 def publisher_position(config: Config, publisher: str) -> Lsn:
@@ -109,17 +65,18 @@ def publisher_and_subscriptions(
 ) -> PublisherProgress:
     """The state of a publisher and of these of its subscriptions, which are asked side by side."""
     names = tuple(subscriptions)
-    questions = {f"subscription {name}": functools.partial(read_progress, config, name) for name in names}
-    seconds = config.timeouts.answer.total_seconds()
-    with Answers[SubscriptionProgress | PublisherStatus](seconds) as answers:
+    with Answers[SubscriptionProgress | PublisherStatus](config.timeouts.answer.total_seconds()) as answers:
         answered = answers.ask(
-            {**questions, "publisher": functools.partial(_ask_publisher, config, publisher)}
+            {
+                "publisher": functools.partial(_ask_publisher, config, publisher),
+                **{f"subscription {name}": functools.partial(read_progress, config, name) for name in names},
+            }
         )
     status = answered["publisher"].value
-    progress = {name: answered[f"subscription {name}"].value for name in names}
+    values = {name: answered[f"subscription {name}"].value for name in names}
     return PublisherProgress(
         status.retained_wal_bytes if isinstance(status, PublisherStatus) else None,
-        {name: value for name, value in progress.items() if isinstance(value, SubscriptionProgress)},
+        {name: value for name, value in values.items() if isinstance(value, SubscriptionProgress)},
     )
 
 
@@ -129,10 +86,6 @@ def _ask_publisher(config: Config, publisher: str) -> PublisherStatus:
     return read_publisher_status(config.dsn_of(configured), publisher, configured.slot, seconds)
 
 
-def _connect(config: Config, target: SubscriptionConfig) -> AbstractContextManager[Connection]:
-    seconds = config.timeouts.answer.total_seconds()
-    return connect_with_deadline(config.dsn_of(target), purpose=f"progress {target.name}", seconds=seconds)
-
-
-def _age(time: datetime | None) -> float | None:
-    return None if time is None else max(0.0, (datetime.now(UTC) - time).total_seconds())
+def _change_log(config: Config, subscription: str) -> ChangeLog:
+    publisher = config.subscription(subscription).subscription.publisher
+    return ChangeLog.open(config.publisher(publisher).change_log)
