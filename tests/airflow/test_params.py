@@ -9,8 +9,11 @@ import pytest
 from fixtures.airflow import RunInAirflow
 
 RESOLVE = """
+import copy
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import ParamValidationError
+
+dags = DagBag().dags
 
 class TaskInstance:
     def xcom_pull(self, task_ids):
@@ -18,7 +21,7 @@ class TaskInstance:
         return {"from_lsn": "0/AA", "to_lsn": "0/BB"}
 
 def resolve(kind, given):
-    dag = DagBag().dags[kind + ("__shop" if kind in ("replay", "capture") else "__nsw")]
+    dag = copy.deepcopy(dags[kind + ("__shop" if kind in ("replay", "capture") else "__nsw")])
     declared = dag.params
     try:
         for name, value in given.items():
