@@ -1,4 +1,4 @@
-"""The trigger of the sensors, which runs in a triggerer."""
+"""The sensors, and their trigger, which runs in a triggerer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from fixtures.airflow import RunInAirflow
 
 WAIT = """
 import asyncio
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from airflow.sdk.module_loading import import_string
+from cdc_replay.airflow import LagSensor
 from cdc_replay.airflow import conditions
 from cdc_replay.airflow.triggers import ConditionTrigger
 from cdc_replay.errors import InvalidConfiguration, ServerUnavailable
@@ -37,6 +39,17 @@ answers(False, ServerUnavailable("no answer"), True)
 answer = {"met": wait(trigger), "asked": len(asked), "condition": str(asked[0])}
 answers(False, InvalidConfiguration("not configured"))
 answer["failed"] = wait(trigger)
+
+sensor = LagSensor(task_id="lag", subscription="nsw", seconds=5.0, timeout=60, poke_interval=7)
+try:
+    sensor.execute({})
+except TaskDeferred as deferred:
+    answer["deferred"] = [deferred.timeout.total_seconds(), *deferred.trigger.serialize()]
+    sensor.resume_execution(deferred.method_name, {"event": None}, {})
+    try:
+        sensor.resume_execution(deferred.method_name, {"event": "not configured"}, {})
+    except AirflowFailException as error:
+        answer["raised"] = str(error)
 """
 
 
@@ -44,4 +57,9 @@ def test_a_trigger_asks_until_the_condition_is_met_or_cannot_be(run_in_airflow: 
     answer = run_in_airflow(WAIT)
     assert (answer["met"], answer["asked"]) == (None, 3)
     assert answer["condition"] == "LagBelow(subscription='nsw', seconds=5.0)"
-    assert answer["failed"] == "not configured"
+    assert answer["failed"] == answer["raised"] == "not configured"
+    assert answer["deferred"] == [
+        60,
+        "cdc_replay.airflow.triggers.ConditionTrigger",
+        {"kind": "LagBelow", "arguments": {"subscription": "nsw", "seconds": 5.0}, "poll_seconds": 7},
+    ]
