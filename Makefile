@@ -38,7 +38,7 @@ $(STAMP): requirements.lock requirements-dev.lock requirements-build.lock pyproj
 	@touch $@
 
 demo: env ## run the whole pipeline on embedded servers: make demo [DAYS=3] [KEEP=1]
-	$(BIN)/python demo/run.py --days $(DAYS) $(if $(KEEP),--keep)
+	@trap : INT; $(BIN)/python demo/run.py --days $(DAYS) $(if $(KEEP),--keep) || test $$? -eq 130
 
 bench: env ## compare with native replication: make bench [WORKLOADS="churn copy_*"] [ROWS=1000000] [QUICK=1]
 	set -f; PYTHONPATH=tools:tests:demo $(BIN)/python -m benchmarks.run \

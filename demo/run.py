@@ -376,7 +376,7 @@ def main() -> int:
                 signal.pause()
     except KeyboardInterrupt:
         console.print("stopped")
-        return 130
+        return 130  # which `make demo` takes for no error
     return 0 if consistent else 1
 
 

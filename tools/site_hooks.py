@@ -1,7 +1,7 @@
 """Hooks of `mkdocs.yml`: two pages from the root, and links to files that are not part of the site.
 
-Pages are written to be read in the repository too. There, a link such as `../src/cdc_replay/cli.py` leads to
-a file; on the site it becomes the file's name.
+Pages are written to be read in the repository too. There, a link such as `../src/cdc_replay/errors.py` leads
+to a file; on the site it becomes the file's name.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ answer = {
     "loaded": sorted(sys.modules),
     "dags": {
         dag_id: {
+            "title": dag.dag_display_name,
+            "doc": dag.doc_md,
             "schedule": str(dag.schedule),
             "assets": [asset.uri for asset in dag.schedule] if isinstance(dag.schedule, list) else [],
             "is_paused": dag.is_paused_upon_creation,
@@ -181,6 +184,22 @@ def test_new_watch_dag_is_not_paused(parsed: dict[str, Any]) -> None:
     assert set(parsed["dags"]["watch__shop"]["tasks"]) == {"watch", "replay.shop"}
     assert parsed["dags"]["watch__shop"]["tasks"]["watch"]["groups"] == {"shop": ["nsw", "act"]}
     assert parsed["dags"]["capture__shop"]["is_paused"] is None
+
+
+def test_the_dags_that_run_every_day_come_first(parsed: dict[str, Any]) -> None:
+    """Airflow's list is sorted by display name."""
+    titles = sorted(dag["title"] for dag in parsed["dags"].values() if dag["title"].startswith("shop"))
+    verbs = list(dict.fromkeys(title.split()[3] for title in titles))
+    assert verbs == ["capture", "replay", "validate", "snapshot", "refresh", "backfill", "watch"]
+    assert "shop · 3 validate nsw" in titles
+
+
+def test_the_text_of_a_dag_names_its_own_objects(parsed: dict[str, Any]) -> None:
+    for dag_id, dag in parsed["dags"].items():
+        assert not re.search(r"<\w+>|…", dag["doc"]), dag_id
+        assert re.search(r"configuration \| `[0-9a-f]{12}`", dag["doc"]), dag_id
+    assert "| publications | `p1, p2` |" in parsed["dags"]["backfill__nsw"]["doc"]
+    assert "postgresql://" not in "".join(dag["doc"] for dag in parsed["dags"].values())
 
 
 def test_every_spark_job_is_a_file_of_the_project(parsed: dict[str, Any]) -> None:

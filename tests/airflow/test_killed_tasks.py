@@ -14,7 +14,7 @@ CONNECTIONS = {
 
 COMMAND = """
 import os, signal, time
-from cdc_replay.airflow.operators import CommandOperator
+from cdc_replay.airflow.operators.in_process import CommandOperator
 
 class Waiting(CommandOperator):
     def run_command(self, config, context):
@@ -32,7 +32,7 @@ except SystemExit as ended:
 
 TIMED_OUT = """
 from airflow.sdk.exceptions import AirflowTaskTimeout
-from cdc_replay.airflow.operators import ReportOperator
+from cdc_replay.airflow import ReportOperator
 
 task = ReportOperator(task_id="report", subscription="nsw", replay_task_id="replay")
 try:
@@ -52,6 +52,7 @@ from types import SimpleNamespace
 from airflow.dag_processing.dagbag import DagBag
 
 task = DagBag().dags["snapshot__nsw"].get_task("snapshot")
+task.tables = []
 
 def kill_once_it_runs():
     while not Path("{folder}/started").exists():
@@ -60,7 +61,7 @@ def kill_once_it_runs():
 
 threading.Thread(target=kill_once_it_runs).start()
 try:
-    task.execute({{"dag_run": SimpleNamespace(conf={{}}), "params": {{"tables": []}}}})
+    task.execute({{"dag_run": SimpleNamespace(conf={{}})}})
     answer = None
 except Exception as error:
     answer = str(error)
@@ -89,4 +90,4 @@ def test_spark_application_is_asked_before_it_is_killed(run_in_airflow: RunInAir
         APPLICATION.format(folder=tmp_path), **CONNECTIONS, PATH=f"{tmp_path}:/usr/bin:/bin"
     )
     assert (tmp_path / "asked").exists()
-    assert "Error code is: 143." in answer
+    assert answer.startswith("the Spark application ended with exit code 143 (SIGTERM)")

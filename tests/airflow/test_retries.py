@@ -1,7 +1,8 @@
-"""Which failures of a Spark application Airflow tries again: the exit code says it."""
+"""What becomes of a failed Spark application: whether Airflow tries again, and what the task's error says."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from types import SimpleNamespace
 from airflow.dag_processing.dagbag import DagBag
 
 task = DagBag().dags["snapshot__nsw"].get_task("snapshot")
-context = {"dag_run": SimpleNamespace(conf={}), "params": {"tables": []}}
+task.tables = []
+context = {"dag_run": SimpleNamespace(conf={})}
 try:
     task.execute(context)
     answer = {"raised": None}
@@ -49,4 +51,24 @@ def test_only_permanent_errors_fail_at_once(
     )
     assert answer["raised"] == raised, answer
     if raised:
-        assert f"Error code is: {code}." in answer["says"]
+        assert answer["says"].startswith(f"the Spark application ended with exit code {code}")
+        assert ("SIGKILL" in answer["says"]) == (code == 137)
+
+
+def test_the_error_of_a_task_is_that_of_its_application(run_in_airflow: RunInAirflow, tmp_path: Path) -> None:
+    """An alert carries it. That of the provider's hook begins with the command."""
+    outcome = {"results": [], "error": 'subscriber "nsw" does not answer'}
+    (tmp_path / "outcome.json").write_text(json.dumps(outcome), encoding="utf-8")
+    spark_submit = tmp_path / "spark-submit"
+    spark_submit.write_text(
+        f'#!/bin/sh\ncat {tmp_path}/outcome.json > "$CDC_REPLAY_OUTCOME_FILE"\nexit 75\n', encoding="utf-8"
+    )
+    spark_submit.chmod(0o755)
+    answer = run_in_airflow(
+        EXECUTE,
+        PATH=f"{tmp_path}:/usr/bin:/bin",
+        AIRFLOW_CONN_SPARK_DEFAULT="spark://local",
+        AIRFLOW_CONN_SHOP_PUBLISHER="postgresql://shop/db",
+        AIRFLOW_CONN_DWH="postgresql://dwh/db",
+    )
+    assert answer == {"raised": "AirflowException", "says": outcome["error"]}

@@ -9,7 +9,7 @@ from fixtures.airflow import RunInAirflow
 
 IN_A_TASK = """
 import os
-from cdc_replay.airflow.operators import CommandOperator
+from cdc_replay.airflow.operators.in_process import CommandOperator
 
 class Writing(CommandOperator):
     def run_command(self, config, context):
@@ -29,7 +29,8 @@ from airflow.dag_processing.dagbag import DagBag
 
 os.umask(0)
 task = DagBag().dags["snapshot__nsw"].get_task("snapshot")
-task.execute({"dag_run": SimpleNamespace(conf={}), "params": {"tables": []}})
+task.tables = []
+task.execute({"dag_run": SimpleNamespace(conf={})})
 answer = os.umask(0)
 """
 

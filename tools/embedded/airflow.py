@@ -31,8 +31,12 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
     "api-server": ("api-server",),
     "scheduler": ("scheduler", "--skip-serve-logs"),
     "dag-processor": ("dag-processor",),
+    "triggerer": ("triggerer", "--skip-serve-logs"),
 }
-"""Part → its arguments. No operator of the project is deferrable, so there is no triggerer."""
+"""Part → its arguments."""
+
+WITHOUT_TRIGGERER: Final = ("api-server", "scheduler", "dag-processor")
+"""The shipped DAGs defer no task; only sensors do."""
 
 FINISHED: Final = frozenset({"success", "failed"})
 
@@ -56,7 +60,7 @@ class Settings:
     environment: Mapping[str, str] = field(default_factory=dict)
     database: str | None = None
     parallelism: int = 4
-    parts: tuple[str, ...] = tuple(PARTS)
+    parts: tuple[str, ...] = WITHOUT_TRIGGERER
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +186,7 @@ class Airflow:
             )  # fmt: skip
 
     def _wait_until_healthy(self, seconds: float) -> None:
-        reported = {"scheduler": "scheduler", "dag-processor": "dag_processor"}
+        reported = {"scheduler": "scheduler", "dag-processor": "dag_processor", "triggerer": "triggerer"}
         wanted = ["metadatabase", *(name for part, name in reported.items() if part in self._parts)]
 
         def healthy() -> bool:

@@ -3,8 +3,10 @@
     capture__<publisher>  ──▶  change log of the publisher  ──▶  replay__<group>
     replay__<group>, snapshot__…, refresh__…, backfill__…  ──▶  subscription  ──▶  validate__<subscription>
 
-An event's extra is `{"to_lsn": "16/B374D848"}`: the position that the log or the subscription has reached. It
-is for display, and tells `capture` what is announced; the change log and the subscriber are authoritative.
+An event's extra is `{"from_lsn": "16/B374D7F0", "to_lsn": "16/B374D848"}`: the window that the task added to
+the log or applied. It is for display, and tells `capture` what is announced; the change log and the
+subscriber are authoritative. The window is no partition key: Airflow starts no DAG that follows the asset
+for an event with one, unless that DAG is scheduled by partitions.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from airflow.sdk import Asset, Context
 from cdc_replay.errors import InvalidLsn
 from cdc_replay.model.lsn import Lsn
 
+FROM_LSN: Final = "from_lsn"
 TO_LSN: Final = "to_lsn"
 
 
@@ -30,9 +33,9 @@ def subscription(name: str) -> Asset:
     return Asset(name=f"subscription {name}", uri=f"cdc-replay://subscription/{name}")
 
 
-def announce(context: Context, asset: Asset, lsn: Lsn) -> None:
-    """Set the extra of the event that `asset` gets when the task succeeds."""
-    context["outlet_events"][asset].extra = {TO_LSN: str(lsn)}
+def announce(context: Context, asset: Asset, lsn: Lsn, *, after: Lsn) -> None:
+    """Set the extra of the event that `asset` gets when the task succeeds: the window `(after, lsn]`."""
+    context["outlet_events"][asset].extra = {FROM_LSN: str(after), TO_LSN: str(lsn)}
 
 
 def announced_lsn(context: Context, asset: Asset) -> Lsn | None:

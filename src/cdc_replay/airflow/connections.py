@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
@@ -52,10 +52,16 @@ def libpq_uri(connection: Connection) -> str:
 
 
 @contextlib.contextmanager
-def connections_in_environment(conn_ids: Iterable[str]) -> Iterator[None]:
-    """Inside the context, this process and its children have the connections in their environment."""
+def connections_in_environment(
+    conn_ids: Iterable[str], further: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Inside the context, this process and its children have the connections in their environment.
+
+    So do they have the variables of `further`.
+    """
     before = dict(os.environ)
     os.environ.update({f"AIRFLOW_CONN_{conn_id.upper()}": dsn(conn_id) for conn_id in conn_ids})
+    os.environ.update(further or {})
     try:
         yield
     finally:

@@ -29,5 +29,17 @@ class ValidationReportLink(BaseOperatorLink):
         report = XCom.get_value(ti_key=ti_key, key=REPORT)
         if report is None:
             return ""
-        base = conf.get("api", "base_url", fallback="").rstrip("/")
-        return f"{base}{PREFIX}/reports/{quote(report)}"
+        return f"{_base_url()}{PREFIX}/reports/{quote(report)}"
+
+
+class StatusPageLink(BaseOperatorLink):
+    """From any task to the page with the state of publishers and subscriptions."""
+
+    name = "CDC replay status"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        return f"{_base_url()}/plugin{PREFIX}"
+
+
+def _base_url() -> str:
+    return str(conf.get("api", "base_url", fallback="")).rstrip("/")

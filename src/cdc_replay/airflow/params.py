@@ -17,6 +17,8 @@ from typing import Any, Final
 
 from airflow.sdk.definitions.param import Param, ParamsDict
 
+from cdc_replay.airflow.template_values import TABLE
+
 _LSN: Final = r"[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}"
 _DATE: Final = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
 _TIME: Final = r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,6})?)?"
@@ -24,7 +26,6 @@ _ZONE: Final = r"(Z|[+-]([01]\d|2[0-3])(:?[0-5]\d)?)"
 
 LSN: Final = f"^{_LSN}$"
 POSITION: Final = f"^({_LSN}|{_DATE}([T ]{_TIME}{_ZONE}?)?)$"
-TABLE: Final = r"^[^.\s]+\.[^.\s]+$"
 CONN_ID: Final = r"^[\w.-]{1,200}$"
 
 
@@ -64,11 +65,6 @@ def snapshot_params() -> ParamsDict:
     )
 
 
-def snapshot_request(params: Mapping[str, Any]) -> JobRequest:
-    """Arguments of `jobs/snapshot.py`."""
-    return JobRequest(tuple(f"--table={table}" for table in params["tables"]))
-
-
 def refresh_params() -> ParamsDict:
     """`reconcile`, `dry_run`."""
     return ParamsDict(
@@ -90,46 +86,32 @@ def refresh_params() -> ParamsDict:
     )
 
 
-def refresh_request(params: Mapping[str, Any]) -> JobRequest:
-    """Arguments of `jobs/refresh.py`."""
-    options = {"--reconcile": params["reconcile"], "--dry-run": params["dry_run"]}
-    return JobRequest(tuple(option for option, is_set in options.items() if is_set))
-
-
 def backfill_params() -> ParamsDict:
     """`from`, `to`, `into_conn_id`, `dry_run`."""
     return ParamsDict(
         {
-            "from": _position("From", "Start after this LSN (16/B374D848) or time (2013-01-05T06:00:00Z)."),
-            "to": _position("To", "Up to and with this LSN or time. Without a zone, times are UTC."),
+            "from": _position("From", "Start after this. Empty: with the first transaction of the log."),
+            "to": _position(
+                "To",
+                "Up to and with this. Empty: what the subscriber has applied; for another database, the end"
+                " of the log.",
+            ),
             "into_conn_id": Param(
                 None,
                 type=["null", "string"],
                 pattern=CONN_ID,
-                title="Into",
-                description="Airflow connection of another database to fill. Empty: repair the subscriber.",
+                title="Another database",
+                description="Airflow connection of a database to fill. Empty: repair the subscriber.",
+                section="Target",
             ),
             "dry_run": Param(
-                default=False,
+                default=True,
                 type="boolean",
                 title="Dry run",
-                description="Only count what would be applied.",
+                description="Only count what would be applied. The task `plan` shows the range in any case.",
+                section="Effect",
             ),
         }
-    )
-
-
-def backfill_request(params: Mapping[str, Any]) -> JobRequest:
-    """Arguments of `jobs/backfill.py`; another database is named by its connection id."""
-    into: str | None = params["into_conn_id"]
-    return JobRequest(
-        (
-            f"--from={params['from']}",
-            f"--to={params['to']}",
-            *((f"--into-conn-id={into}",) if into else ()),
-            *(("--dry-run",) if params["dry_run"] else ()),
-        ),
-        frozenset({into} if into else ()),
     )
 
 
@@ -144,11 +126,14 @@ def unknown_params(given: Mapping[str, Any] | None, known: Mapping[str, Any]) ->
 
 def _position(title: str, description: str) -> Param:
     return Param(
-        type="string",
+        None,
+        type=["null", "string"],
         pattern=POSITION,
-        title=f"{title} (LSN or time)",
-        description=description,
-        examples=["16/B374D848", "2013-01-05T06:00:00Z"],
+        title=title,
+        description=f"{description} A date (2013-01-05), a time (2013-01-05T06:00:00Z; without a zone it is"
+        " UTC), or an LSN (16/B374D848). A time means the last transaction that had committed by then.",
+        examples=["2013-01-05", "2013-01-05T06:00:00Z", "16/B374D848"],
+        section="Range",
     )
 
 
@@ -157,7 +142,7 @@ def _optional_lsn(description: str) -> Param:
         None,
         type=["null", "string"],
         pattern=LSN,
-        title="LSN",
+        title="Up to",
         description=description,
         examples=["16/B374D848"],
     )

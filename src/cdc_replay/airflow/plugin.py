@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from airflow.plugins_manager import AirflowPlugin
 
-from cdc_replay.airflow.links import PREFIX, ValidationReportLink
+from cdc_replay.airflow.links import PREFIX, StatusPageLink, ValidationReportLink
 
 Message = MutableMapping[str, Any]
 Application = Callable[
@@ -50,7 +50,7 @@ VIEWS: Final = [
     }
 ]
 
-LINKS: Final = [ValidationReportLink()]
+LINKS: Final = [ValidationReportLink(), StatusPageLink()]
 
 
 class CdcReplayPlugin(AirflowPlugin):

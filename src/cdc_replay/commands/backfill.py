@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.opening import capture_source, open_subscription
+from cdc_replay.commands.progress import read_progress
 from cdc_replay.config import Config
 from cdc_replay.model.progress import Report, unreported
-from cdc_replay.model.results import BackfillResult
+from cdc_replay.model.results import BackfillPlan, BackfillResult
 from cdc_replay.replay.backfill import backfill_range, parse_range
 
 
@@ -40,3 +43,33 @@ def backfill(  # noqa: PLR0913 - the options of the command
     writes = into is None and not dry_run
     with open_subscription(config, subscription, "backfill", writes=writes, report=report) as session:
         return backfill_range(source, session, window, into=into, dry_run=dry_run)
+
+
+def plan_backfill(
+    config: Config, subscription: str, start: str | None, end: str | None, *, into_subscriber: bool
+) -> BackfillPlan:
+    """The range of a backfill as WAL positions, and what the log holds of it; nothing is applied.
+
+    Without `start` the range begins with the log. Without `end` it ends with what the subscriber has applied,
+    or, if it goes into another database, with the log.
+
+    Raises:
+        InvalidConfiguration: if the range is empty, or not in the log.
+        CdcReplayError: if the log, or without `end` the subscriber, cannot be read.
+    """
+    began = time.monotonic()
+    publisher = config.subscription(subscription).subscription.publisher
+    change_log = ChangeLog.open(config.publisher(publisher).change_log)
+    if not end:
+        applied = read_progress(config, subscription).applied_lsn if into_subscriber else None
+        end = str(min(applied or change_log.end_lsn, change_log.end_lsn))
+    window = parse_range(change_log, start or str(change_log.start_lsn), end)
+    summary = change_log.summary(window)
+    return BackfillPlan(
+        subscription=subscription,
+        from_lsn=window.after,
+        to_lsn=window.upto,
+        seconds=time.monotonic() - began,
+        transactions=summary.transactions,
+        changes=summary.messages,
+    )

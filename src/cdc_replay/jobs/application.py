@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.results import Result
 from cdc_replay.private_files import set_private_umask
 from cdc_replay.spark.exit_codes import errors_as_exit_codes
+from cdc_replay.spark.job_outcome import JobOutcome, write_outcome
 from cdc_replay.termination import end_on_sigterm, end_with_parent
 
 AnyResult = TypeVar("AnyResult", bound=Result)
@@ -31,8 +34,19 @@ def run(
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("cdc_replay").setLevel(logging.INFO)
     parser.add_argument("--config")
-    with errors_as_exit_codes():
+    with errors_as_exit_codes(), _errors_as_outcome():
         results = command(parser.parse_args())
         for result in results:
             sys.stdout.write(f"{json.dumps(result.to_dict())}\n")
+        write_outcome(JobOutcome([result.to_dict() for result in results]))
     return results
+
+
+@contextlib.contextmanager
+def _errors_as_outcome() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        ours = isinstance(error, CdcReplayError)
+        write_outcome(JobOutcome(error=str(error) if ours else f"{type(error).__name__}: {error}"))
+        raise

@@ -262,6 +262,14 @@ class BackfillResult(AppliedRange):
 
 
 @dataclass(frozen=True, slots=True)
+class BackfillPlan(SubscriptionResult):
+    """The range that a backfill would apply, and what the log holds of it, before any filter."""
+
+    transactions: int
+    changes: int
+
+
+@dataclass(frozen=True, slots=True)
 class TableReconciled(Result):
     """One table of a reconciliation: rows changed, rows and bytes read.
 

@@ -9,7 +9,10 @@ from urllib.parse import quote, urlencode
 
 from cdc_replay.errors import InvalidConfiguration
 
-CONNECTION_TYPES: Final = frozenset({"postgres", "postgresql"})
+CONNECTION_TYPES: Final = frozenset(
+    {"postgres", "postgresql", "cdc_replay_publisher", "cdc_replay_subscriber"}
+)
+"""The types of Airflow's provider for PostgreSQL and of ours; in a URI `-` stands for `_`."""
 
 LIBPQ_OPTIONS: Final = frozenset(
     {
@@ -53,7 +56,7 @@ class AirflowConnection:
 
 
 def check_type(conn_id: str, kind: str | None) -> None:
-    """Check that a connection is of type postgres.
+    """Check that a connection is of a type for PostgreSQL.
 
     Raises:
         InvalidConfiguration: if it is of another type.
@@ -61,13 +64,14 @@ def check_type(conn_id: str, kind: str | None) -> None:
     if kind not in CONNECTION_TYPES:
         raise InvalidConfiguration(
             f'connection "{conn_id}" is of type "{kind}"',
-            hint="Give the id of a connection of type postgres.",
+            hint="Give the id of a connection of type postgres, or of one of this package's types.",
         )
 
 
 def libpq_query(extra: Mapping[str, object], names: Set[str] = LIBPQ_OPTIONS) -> str:
     """The URI's query, with its question mark, from libpq's options in the extra; empty if there are none."""
-    options = {key: str(extra[key]) for key in sorted(names & extra.keys())}
+    given = {key for key, value in extra.items() if value not in (None, "")}  # forms store empty fields
+    options = {key: str(extra[key]) for key in sorted(names & given)}
     # Not `quote_plus`: libpq does not decode a plus sign as a blank.
     return f"?{urlencode(options, quote_via=quote)}" if options else ""
 

@@ -61,7 +61,7 @@ def _connection(conn_id: str, fields: Mapping[str, Any]) -> AirflowConnection:
 def _keep_libpq_options(conn_id: str, text: str) -> str:
     """A URI of Airflow's or libpq's form, without options that libpq does not know; other texts unchanged."""
     scheme, separator, rest = text.partition("://")
-    if not separator or scheme not in CONNECTION_TYPES:
+    if not separator or scheme.replace("-", "_") not in CONNECTION_TYPES:
         return text
     location, _, query = rest.partition("?")
     extra: dict[str, object] = dict(parse_qsl(query, keep_blank_values=True))

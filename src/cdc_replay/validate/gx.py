@@ -12,7 +12,7 @@ import warnings
 
 os.environ["GX_ANALYTICS_ENABLED"] = "false"
 
-# Its INFO lines are internals; the result has all that matters. Before the import, which logs 200 of them.
+# Its INFO lines are internals, two hundred while it is imported; the result has all that matters.
 logging.getLogger("great_expectations").setLevel(logging.WARNING)
 
 with warnings.catch_warnings():

@@ -1,0 +1,268 @@
+"""Light commands, which run in the task's own process."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow.providers.standard.operators.branch import BaseBranchOperator
+from airflow.sdk import BaseOperator, BaseOperatorLink, Context
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
+
+from cdc_replay.airflow import assets, metrics
+from cdc_replay.airflow.connections import airflow_config
+from cdc_replay.airflow.dag_ids import replay_dag
+from cdc_replay.airflow.links import REPORT, StatusPageLink, ValidationReportLink
+from cdc_replay.airflow.operators.failures import fail_fast_on_permanent_error
+from cdc_replay.airflow.params import unknown_params
+from cdc_replay.airflow.template_values import is_set
+from cdc_replay.config import Config, GroupConfig
+from cdc_replay.errors import ChangeLogMissing, NotConsistent
+from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.private_files import private_umask
+from cdc_replay.termination import end_now
+
+if TYPE_CHECKING:
+    from cdc_replay.changelog.log import ChangeLog
+
+SETTLE_SECONDS: Final = 5
+"""How long Airflow may take to create the replay run of a capture that has just ended."""
+
+Json = dict[str, Any]
+
+
+class CommandOperator(BaseOperator):
+    """A command that runs in the task's own process; its result is the task's XCom."""
+
+    operator_extra_links: Collection[BaseOperatorLink] = (StatusPageLink(),)
+
+    @abstractmethod
+    def run_command(self, config: Config, context: Context) -> Json:
+        """Call the library."""
+
+    def execute(self, context: Context) -> Json:
+        with private_umask(), fail_fast_on_permanent_error():
+            return self.run_command(airflow_config(), context)
+
+    def on_kill(self) -> None:
+        # Airflow calls this on SIGTERM, and does not end the task itself; and after its own timeout, when
+        # there is nothing left to end.
+        if not isinstance(sys.exc_info()[1], AirflowTaskTimeout):
+            end_now()
+
+
+class SetupOperator(CommandOperator):
+    """Check the publisher; create missing capture publications and slot.
+
+    :param publisher: name of the publisher in the configuration (templated)
+    """
+
+    template_fields: Sequence[str] = ("publisher",)
+
+    def __init__(self, *, publisher: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.publisher = publisher
+
+    def run_command(self, config: Config, context: Context) -> Json:
+        from cdc_replay.commands.setup import setup
+
+        return setup(config, self.publisher, checks_roles=False).to_dict()
+
+
+class CaptureOperator(CommandOperator):
+    """Pull the publisher's changes into its change log, and announce them.
+
+    The task is skipped, and the asset gets no event, if all transactions of the log are announced already.
+    The log decides, not this pull: changes captured by a killed task, or by a person at the command line, are
+    announced by the next run.
+
+    :param publisher: name of the publisher in the configuration (templated)
+    :param to_lsn: capture up to this LSN; default: the publisher's WAL position at the start (templated)
+    :param skip_if_announced: else the task succeeds, so that a replay in the same DAG follows in any case
+    """
+
+    template_fields: Sequence[str] = ("publisher", "to_lsn")
+
+    def __init__(
+        self, *, publisher: str, to_lsn: str | None = None, skip_if_announced: bool = True, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.publisher = publisher
+        self.to_lsn = to_lsn
+        self.skip_if_announced = skip_if_announced
+        self.asset = assets.change_log(publisher)
+        self.inlets = [*self.inlets, self.asset]
+        self.outlets = [*self.outlets, self.asset]
+
+    def run_command(self, config: Config, context: Context) -> Json:
+        from cdc_replay.commands.capture import capture
+
+        captured = capture(config, self.publisher, to_lsn=Lsn.parse(self.to_lsn) if self.to_lsn else None)
+        change_log = open_change_log(config, self.publisher)
+        announced = assets.announced_lsn(context, self.asset)
+        # Airflow may have no event, or one of another log, or one from before the log was pruned.
+        after = change_log.start_lsn
+        if announced is not None and after <= announced <= captured.to_lsn:
+            after = announced
+        unannounced = Window(after, captured.to_lsn)
+        metrics.of_capture(captured)
+        if self.skip_if_announced and change_log.summary(unannounced).transactions == 0:
+            raise AirflowSkipException(f"no transaction in {unannounced}: nothing to replay")
+        assets.announce(context, self.asset, captured.to_lsn, after=after)
+        return captured.to_dict()
+
+
+class WatchOperator(BaseBranchOperator):
+    """Trigger the replay of groups that have a lagging subscription which can be replayed now.
+
+    Of the downstream tasks, `replay.<group>` runs for these groups; the others are skipped. A group whose
+    replay DAG is paused, or has a run already, is skipped too. Events of the change log are not enough: the
+    event of a failed run is not repeated.
+
+    :param publisher: name of the publisher in the configuration
+    :param groups: its groups whose replay DAG follows the change log
+    """
+
+    def __init__(self, *, publisher: str, groups: Sequence[GroupConfig], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.publisher = publisher
+        self.members = {group.name: tuple(group.subscriptions) for group in groups}
+
+    def choose_branch(self, context: Context) -> list[str]:
+        due = self._due_groups()
+        metrics.of_watch(airflow_config(), self.publisher, itertools.chain(*self.members.values()))
+        if due:
+            time.sleep(SETTLE_SECONDS)
+        return [f"replay.{group}" for group in due if self._is_idle(group, context)]
+
+    def _due_groups(self) -> list[str]:
+        from cdc_replay.commands.due_replays import due_replays
+
+        names = itertools.chain.from_iterable(self.members.values())
+        try:
+            due = due_replays(airflow_config(), self.publisher, names)
+        except ChangeLogMissing as missing:
+            self.log.info("nothing is captured yet: %s", missing)
+            return []
+        return [group for group, members in self.members.items() if not due.keys().isdisjoint(members)]
+
+    @staticmethod
+    def _is_idle(group: str, context: Context) -> bool:
+        """Whether the group's replay DAG is not paused, and has no queued or running run."""
+        dag_id = replay_dag(group)
+        task: Any = context["ti"]
+        if task.get_dag(dag_id).is_paused:
+            return False
+        return not task.get_dr_count(dag_id, states=["queued", "running"])
+
+
+class ValidateOperator(CommandOperator):
+    """Prove with Great Expectations that the subscriber is consistent; fail if it is not.
+
+    :param subscription: name of the subscription in the configuration (templated)
+    """
+
+    template_fields: Sequence[str] = ("subscription",)
+    operator_extra_links = (ValidationReportLink(), StatusPageLink())
+
+    def __init__(self, *, subscription: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.subscription = subscription
+
+    def run_command(self, config: Config, context: Context) -> Json:
+        from cdc_replay.commands.validate import validate
+
+        result = validate(config, self.subscription)
+        context["ti"].xcom_push(key=REPORT, value=f"{self.subscription}/{result.report.name}")
+        metrics.of_validation(result)
+        if result.error is not None:
+            raise NotConsistent(
+                f'subscription "{self.subscription}" is not consistent at {result.to_lsn}',
+                detail=result.error,
+                hint=f"The report is {result.report}.",
+            )
+        return result.to_dict()
+
+
+class PlanBackfillOperator(CommandOperator):
+    """Show which range of the change log a backfill would apply, and where; its XCom has the range as LSNs.
+
+    :param subscription: name of the subscription in the configuration
+    :param start: after this LSN or time; default: from the start of the log (templated)
+    :param end: up to and with this LSN or time; default: what is applied, or the end of the log (templated)
+    :param into_conn_id: connection of another database to fill; default: repair the subscriber (templated)
+    :param is_dry_run: whether the backfill only counts (templated)
+    :param refuse_unknown_params: fail if the run's configuration has keys that are no Params of the DAG
+    """
+
+    template_fields: Sequence[str] = ("start", "end", "into_conn_id", "is_dry_run")
+
+    def __init__(
+        self,
+        *,
+        subscription: str,
+        start: str | None = None,
+        end: str | None = None,
+        into_conn_id: str | None = None,
+        is_dry_run: bool | str = False,
+        refuse_unknown_params: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.subscription = subscription
+        self.refuse_unknown_params = refuse_unknown_params
+        self.start = start
+        self.end = end
+        self.into_conn_id = into_conn_id
+        self.is_dry_run = is_dry_run
+
+    def run_command(self, config: Config, context: Context) -> Json:
+        from cdc_replay.commands.backfill import plan_backfill
+
+        if self.refuse_unknown_params:
+            check_params(self, context)
+        into = self.into_conn_id
+        plan = plan_backfill(config, self.subscription, self.start, self.end, into_subscriber=not into)
+        effect = "only counted" if is_set(self.is_dry_run) else "applied"
+        target = f'connection "{into}"' if into else f'the subscriber of "{self.subscription}"'
+        self.log.info(
+            "%d transactions with %d changes, after %s up to %s, will be filtered and %s; target: %s",
+            plan.transactions, plan.changes, plan.from_lsn, plan.to_lsn, effect, target,
+        )  # fmt: skip
+        return plan.to_dict()
+
+
+class EmitAssetEventOperator(BaseOperator):
+    """Emit an event of a subscription's asset, unless the run did not write to the subscriber.
+
+    :param subscription: name of the subscription in the configuration
+    :param unless: Params any of which, when set, means that the run did not write to the subscriber
+    """
+
+    def __init__(self, *, subscription: str, unless: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.outlets = [*self.outlets, assets.subscription(subscription)]
+        self.unless = tuple(unless)
+
+    def execute(self, context: Context) -> None:
+        if set_params := [name for name in self.unless if context["params"][name]]:
+            raise AirflowSkipException(f"the subscriber was not written: {', '.join(set_params)} is set")
+
+
+def check_params(operator: BaseOperator, context: Context) -> None:
+    """Fail the task if the run's configuration has keys that are no Params of the DAG."""
+    # Not `context["params"]`: Airflow adds the whole configuration of the run to it.
+    known = operator.dag.params
+    if unknown := unknown_params(context["dag_run"].conf, known):
+        raise AirflowFailException(f"unknown Params {unknown}: the DAG has {sorted(known)}")
+
+
+def open_change_log(config: Config, publisher: str) -> ChangeLog:
+    """The change log of a publisher."""
+    from cdc_replay.changelog.log import ChangeLog
+
+    return ChangeLog.open(config.publisher(publisher).change_log)

@@ -1,0 +1,91 @@
+"""How far publishers and subscriptions are, for sensors and metrics."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from cdc_replay.capture.publisher_status import read_publisher_status
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.config import Config
+from cdc_replay.errors import ServerUnavailable
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.status import PublisherStatus
+from cdc_replay.postgres.answers import Answers
+from cdc_replay.postgres.connection import connect_with_deadline
+from cdc_replay.replay import progress
+from cdc_replay.replay.progress import SubscriptionProgress
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherProgress:
+    """The state of a publisher and of its subscriptions; those whose server does not answer are left out."""
+
+    retained_wal_bytes: int | None
+    subscriptions: Mapping[str, SubscriptionProgress]
+
+
+def read_progress(config: Config, subscription: str) -> SubscriptionProgress:
+    """How far a subscription is.
+
+    Raises:
+        CdcReplayError: if its subscriber or the change log cannot be read.
+    """
+    target = config.subscription(subscription)
+    dsn, seconds = config.dsn_of(target), config.timeouts.answer.total_seconds()
+    change_log = _change_log(config, subscription)
+    with connect_with_deadline(dsn, purpose=f"progress {subscription}", seconds=seconds) as connection:
+        return progress.read_progress(connection, subscription, change_log)
+
+
+def has_applied(config: Config, subscription: str, lsn: Lsn) -> bool:
+    """Whether the subscription has every transaction that the publisher committed up to `lsn`.
+
+    Raises:
+        CdcReplayError: if its subscriber or the change log cannot be read.
+    """
+    return progress.holds_all(read_progress(config, subscription), _change_log(config, subscription), lsn)
+
+
+def publisher_position(config: Config, publisher: str) -> Lsn:
+    """The publisher's WAL position: after every commit so far.
+
+    Raises:
+        CdcReplayError: if it does not answer.
+    """
+    position = _ask_publisher(config, publisher).position
+    if position is None:
+        raise ServerUnavailable(f'publisher "{publisher}" has no WAL position')
+    return position
+
+
+def publisher_and_subscriptions(
+    config: Config, publisher: str, subscriptions: Iterable[str]
+) -> PublisherProgress:
+    """The state of a publisher and of these of its subscriptions, which are asked side by side."""
+    names = tuple(subscriptions)
+    with Answers[SubscriptionProgress | PublisherStatus](config.timeouts.answer.total_seconds()) as answers:
+        answered = answers.ask(
+            {
+                "publisher": functools.partial(_ask_publisher, config, publisher),
+                **{f"subscription {name}": functools.partial(read_progress, config, name) for name in names},
+            }
+        )
+    status = answered["publisher"].value
+    values = {name: answered[f"subscription {name}"].value for name in names}
+    return PublisherProgress(
+        status.retained_wal_bytes if isinstance(status, PublisherStatus) else None,
+        {name: value for name, value in values.items() if isinstance(value, SubscriptionProgress)},
+    )
+
+
+def _ask_publisher(config: Config, publisher: str) -> PublisherStatus:
+    configured = config.publisher(publisher)
+    seconds = config.timeouts.answer.total_seconds()
+    return read_publisher_status(config.dsn_of(configured), publisher, configured.slot, seconds)
+
+
+def _change_log(config: Config, subscription: str) -> ChangeLog:
+    publisher = config.subscription(subscription).subscription.publisher
+    return ChangeLog.open(config.publisher(publisher).change_log)

@@ -1,0 +1,67 @@
+"""How far a subscription is: what sensors wait for, and what metrics show.
+
+A transaction counts as missing only if it is in the change log: a publisher's WAL position moves without
+published changes too, and no replay runs for these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.table_state import Parked, Ready
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.replay.lag import oldest_missing
+from cdc_replay.subscriber.recorded_results import last_result
+from cdc_replay.subscriber.subscription_tables import table_states
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionProgress:
+    """The state of one subscription.
+
+    `applied_lsn` is the position of its last table; None while a table has no copy. `missing_since` is the
+    commit time of the oldest captured transaction that a table lacks. `proved_at` is when the last validation
+    ended, None if it found the subscriber inconsistent, or if there was none.
+    """
+
+    applied_lsn: Lsn | None
+    missing_since: datetime | None
+    proved_at: datetime | None
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """Age of the oldest captured transaction that is not applied; None while a table has no copy."""
+        return None if self.applied_lsn is None else _age(self.missing_since) or 0.0
+
+    @property
+    def proof_age_seconds(self) -> float | None:
+        """Age of the proof that the subscriber is consistent."""
+        return _age(self.proved_at)
+
+
+def read_progress(connection: Connection, subscription: str, change_log: ChangeLog) -> SubscriptionProgress:
+    """The progress of a subscription, as its subscriber and the change log have it."""
+    states = table_states(connection, subscription).values()
+    validated = last_result(connection, subscription, "validate")
+    copied = [state for state in states if isinstance(state, Ready | Parked)]
+    is_complete = bool(copied) and len(copied) == len(states)
+    return SubscriptionProgress(
+        applied_lsn=min(state.applied_lsn for state in copied) if is_complete else None,
+        missing_since=oldest_missing(change_log, copied),
+        proved_at=validated.finished if validated is not None and validated.result.get("success") else None,
+    )
+
+
+def holds_all(progress: SubscriptionProgress, change_log: ChangeLog, lsn: Lsn) -> bool:
+    """Whether the subscription has every transaction that the publisher committed up to `lsn`."""
+    applied = progress.applied_lsn
+    if applied is None or applied >= lsn:
+        return applied is not None
+    return change_log.end_lsn >= lsn and change_log.first_commit(Window(applied, lsn)) is None
+
+
+def _age(time: datetime | None) -> float | None:
+    return None if time is None else max(0.0, (datetime.now(UTC) - time).total_seconds())
