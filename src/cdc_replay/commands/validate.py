@@ -10,9 +10,9 @@ from cdc_replay.commands.opening import capture_source, open_subscription
 from cdc_replay.config import Config
 from cdc_replay.failpoints import failpoint
 from cdc_replay.postgres.connection import connect
-from cdc_replay.subscriber import recorded_results
+from cdc_replay.subscriber import history, recorded_results
 from cdc_replay.validate.at_fence import open_at_fence
-from cdc_replay.validate.result import ValidateResult, to_result
+from cdc_replay.validate.result import ValidateResult, summarize, to_result
 from cdc_replay.validate.run import ValidationRequest, validate_subscription
 
 logger = logging.getLogger(__name__)
@@ -37,8 +37,9 @@ def validate(config: Config, subscription: str) -> ValidateResult:
         failpoint("validate.after_report")
     result = to_result(verdict, sides.tables, sides.from_lsn, time.monotonic() - began)
     dsn = config.dsn_of(config.subscription(subscription))
-    with connect(dsn, purpose=f"validate {subscription}") as connection:
+    with connect(dsn, purpose=f"validate {subscription}") as connection, connection.transaction():
         recorded_results.record_result(connection, subscription, "validate", result.to_dict())
+        history.append_validation(connection, subscription, result.to_lsn, summarize(verdict))
     logger.info(
         "subscription %s: %s at %s, %d tables, %.2f s",
         subscription,

@@ -67,6 +67,8 @@ class WindowPlan:
     """Tables that the last transaction of the window has rewritten without sending the rows (R11.9)."""
     found_by_name: tuple[int, ...] = ()
     """Oids of tables that the subscriber has renamed: changes reach them by the new name."""
+    oldest_commit_time: int | None = None
+    """That of the window's transactions, in microseconds since 1970-01-01 UTC."""
 
     @property
     def name(self) -> str:
@@ -77,6 +79,16 @@ class WindowPlan:
     def advanced(self) -> tuple[int, ...]:
         """The oids of all tables that end at the window's end."""
         return (*(self.relations[name] for name in self.tables_to_advance), *self.dropped)
+
+    def lag_seconds(self) -> float:
+        """The age of the window's oldest transaction now."""
+        oldest = self.oldest_commit_time
+        return 0.0 if oldest is None else max(0.0, time.time() - oldest / 1e6)
+
+    @property
+    def lag_bytes(self) -> int:
+        """The distance to what was requested before the window was applied."""
+        return max(0, self.requested_upto.value - self.window.after.value)
 
     @property
     def is_partial(self) -> bool:
@@ -216,6 +228,7 @@ def _plan_up_to(
         upto,
         rewritten=tuple(sorted(rewritten)),
         found_by_name=survey.renamed_tables(by_name),
+        oldest_commit_time=window_content.summary.oldest_commit_time,
     )
 
 
