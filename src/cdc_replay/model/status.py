@@ -21,6 +21,7 @@ class PublisherStatus:
     position: Lsn | None = None
     log_start: Lsn | None = None
     log_end: Lsn | None = None
+    log_bytes: int | None = None
     behind_bytes: int | None = None
     retained_wal_bytes: int | None = None
     safe_wal_size_bytes: int | None = None
@@ -109,3 +110,4 @@ class LogRange:
 
     start: Lsn | None = None
     end: Lsn | None = None
+    bytes: int | None = None
