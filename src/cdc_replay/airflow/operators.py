@@ -50,6 +50,7 @@ from cdc_replay.airflow.connections import airflow_config, connections_in_enviro
 from cdc_replay.airflow.dag_ids import replay_dag
 from cdc_replay.airflow.links import REPORT, ValidationReportLink
 from cdc_replay.airflow.params import JobRequest, unknown_params
+from cdc_replay.airflow.report_links import report_links
 from cdc_replay.config import Config, GroupConfig
 from cdc_replay.errors import CdcReplayError, ChangeLogMissing, NotConsistent, Retry
 from cdc_replay.model.lsn import Lsn, Window
@@ -307,7 +308,7 @@ class ValidateOperator(CommandOperator):
     def run_command(self, config: Config, context: Context) -> Json:
         from cdc_replay.commands.validate import validate
 
-        result = validate(config, self.subscription)
+        result = validate(config, self.subscription, links=report_links(self.subscription, context))
         context["ti"].xcom_push(key=REPORT, value=f"{result.report.parent.name}/{result.report.name}")
         if result.error is not None:
             raise NotConsistent(
