@@ -34,23 +34,23 @@ class ReportContext:
 
 def first_sentence(verdict: Verdict, context: ReportContext, now: dt.datetime) -> str:
     """What holds and what does not, without a technical term."""
-    moment = f"On {now:%d %B %Y} at {time_of_day(now)}"
+    when = f"On {now:%d %B %Y} at {time_of_day(now)}"
     if not verdict.tables:
-        return f"{moment} there was nothing to compare: {verdict.error}."
+        return f"{when} there was nothing to compare: {verdict.error}."
     subject = f"“{verdict.subscription}”"
     source = f"what “{context.publisher}” publishes to it"
     count = len(verdict.tables)
     failing = [table for table in verdict.tables if not table.success]
     if verdict.success:
         tables = "its one table is" if count == 1 else f"all {count} tables are"
-        return f"{moment}, {subject} held exactly {source}: {tables} as published."
+        return f"{when}, {subject} held exactly {source}: {tables} as published."
     named = "; ".join(_shortcoming(table) for table in failing[:NAMED_TABLES])
     more = f"; and {len(failing) - NAMED_TABLES} more" if len(failing) > NAMED_TABLES else ""
     holding = count - len(failing)
     rest = {0: "", 1: " The other one does."}.get(holding, f" The other {holding} do.")
     verb = "does" if len(failing) == 1 else "do"
     return (
-        f"{moment}, {subject} did not hold exactly {source}: {len(failing)} of {count} tables {verb} not"
+        f"{when}, {subject} did not hold exactly {source}: {len(failing)} of {count} tables {verb} not"
         f" ({named}{more}).{rest}"
     )
 
