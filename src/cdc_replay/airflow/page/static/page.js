@@ -147,7 +147,8 @@ function say(...content) {
 
 function walLimit(publisher) {
   const configured = (page.status.max_retained_wal || {})[publisher.publisher];
-  const server = publisher.safe_wal_size_bytes === null ? null : publisher.retained_wal_bytes + publisher.safe_wal_size_bytes;
+  const safe = publisher.safe_wal_size_bytes;
+  const server = safe === null ? null : publisher.retained_wal_bytes + Math.max(0, safe);
   const limits = [configured, server].filter((limit) => limit !== null && limit !== undefined);
   return limits.length ? Math.min(...limits) : null;
 }
@@ -204,7 +205,7 @@ function stateBadge(row) {
 function proof(row) {
   const last = (page.details.get(row.subscription)?.validations || [])[0];
   if (last) return [badge(last.consistent ? "good" : "bad", last.consistent ? "proven" : "differs"), " ", age(last.finished)];
-  return [row.last_validation || "never proven"];
+  return [row.last_validation || "never proven", row.last_validation_at ? [" ", age(row.last_validation_at)] : null];
 }
 
 function summary(row) {
