@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -326,7 +327,10 @@ def test_a_damaged_subscriber_fails_validation_and_the_log_names_the_row(pipelin
     log = client.log(run, "validate")
     assert "public.orders" in log
     assert "77777" in log
-    assert "77777" in linked_report(pipeline, run)
+    report = linked_report(pipeline, run)
+    assert "77777" in report
+    for page in (f"dags/validate__big/runs/{quote(run.run_id, safe='')}", "dags/refresh__big"):
+        assert f'href="{pipeline.airflow.url}/{page}"' in report
 
     pipeline.big.run("delete from orders where id = 77777")
     later = pipeline.run("validate__big")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -15,6 +15,7 @@ import pytest
 
 from cdc_replay.airflow.page.policy import HEADERS, PAGE_HEADERS
 from cdc_replay.commands.subscription_details import ParkedObject
+from cdc_replay.model.results import to_json
 from cdc_replay.model.status import TableStatus
 from fixtures.page_samples import END, REASON, details, status, subscription
 
@@ -169,7 +170,7 @@ def test_there_is_no_button_for_those_who_may_not_trigger(server: Server, browse
 def test_texts_of_servers_stay_texts(server: Server, browser_page: Page, markup: str) -> None:
     parked = ParkedObject(f"public.{markup}", END, END, markup)
     server.details["kennedy"] = details("kennedy", filters=[markup], parked=[parked])
-    server.status["tables"] = [asdict(TableStatus("kennedy", "public.flights", "ready", notice=markup))]
+    server.status["tables"] = [to_json(TableStatus("kennedy", "public.flights", "ready", notice=markup))]
     server.status["publishers"][1]["error"] = markup
     complaints = server.show(browser_page, "kennedy")
     assert browser_page.locator("main").inner_text().count(markup) >= 4
