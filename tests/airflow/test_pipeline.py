@@ -380,7 +380,7 @@ def test_a_person_logs_in_and_sees_the_status_inside_airflow(pipeline: Pipeline,
     status = browser_page.frame_locator("iframe")
     status.get_by_role("heading", name="CDC replay").wait_for()
     for name in ("nsw", "big"):
-        assert status.get_by_text(name, exact=True).first.is_visible()
+        status.get_by_text(name, exact=True).first.wait_for()
 
 
 def test_passwords_are_in_no_log_and_in_no_database_of_airflow(pipeline: Pipeline) -> None:
