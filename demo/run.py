@@ -347,7 +347,6 @@ def print_report(demo: Demo) -> bool:
     console.print(table)
     for name, validation in validations.items():
         console.print(f"report of {name}: {validation['report']}", soft_wrap=True)
-    console.print(f"Great Expectations Data Docs: {validations['analytics']['data_docs']}", soft_wrap=True)
     return all(validation["success"] for validation in validations.values())
 
 

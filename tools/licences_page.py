@@ -63,6 +63,18 @@ distributed, and not listed.
 """
 
 
+VENDORED: Final = ROOT / "src" / "cdc_replay" / "airflow" / "page" / "static" / "uPlot.iife.min.js"
+"""A library that is part of the package: its licence is in `uPlot.LICENSE` beside it."""
+
+_VENDORED: Final = """
+Part of this package are files of [uPlot](https://github.com/leeoniya/uPlot), unmodified, with their licence
+beside them (`src/cdc_replay/airflow/page/static`): they draw the charts of the page in Airflow.
+
+| files | version | licence |
+| --- | --- | --- |
+"""
+
+
 class LicenceNotAllowed(Exception):
     """A distribution has a licence that is not in `ALLOWED`, or none."""
 
@@ -118,7 +130,14 @@ def _in_metadata(content: metadata.PackageMetadata) -> str:
 def render() -> str:
     """The page."""
     rows = (f"| {name} | {version} | {licence(name)} |\n" for name, version in versions(LOCK).items())
-    return _INTRODUCTION + "".join(rows)
+    return f"{_INTRODUCTION}{''.join(rows)}{_VENDORED}| uPlot | {vendored_version()} | MIT |\n"
+
+
+def vendored_version() -> str:
+    """The version in the first line of the vendored file."""
+    with VENDORED.open(encoding="utf-8") as file:
+        _, _, version = file.readline().partition("(v")
+    return version.partition(")")[0]
 
 
 if __name__ == "__main__":

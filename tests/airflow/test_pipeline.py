@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -354,7 +355,10 @@ def test_a_damaged_subscriber_fails_validation_and_the_log_names_the_row(pipelin
     log = client.log(run, "validate")
     assert "public.orders" in log
     assert "77777" in log
-    assert "77777" in linked_report(pipeline, run)
+    report = linked_report(pipeline, run)
+    assert "77777" in report
+    for page in (f"dags/validate__big/runs/{quote(run.run_id, safe='')}", "dags/refresh__big"):
+        assert f'href="{pipeline.airflow.url}/{page}"' in report
 
     pipeline.big.run("delete from orders where id = 77777")
     later = pipeline.run("validate__big")
@@ -447,7 +451,7 @@ def test_a_person_logs_in_and_sees_the_status_inside_airflow(pipeline: Pipeline,
     status = browser_page.frame_locator("iframe")
     status.get_by_role("heading", name="CDC replay").wait_for()
     for name in ("nsw", "big"):
-        assert status.get_by_text(name, exact=True).first.is_visible()
+        status.get_by_text(name, exact=True).first.wait_for()
 
 
 def test_passwords_are_in_no_log_and_in_no_database_of_airflow(pipeline: Pipeline) -> None:

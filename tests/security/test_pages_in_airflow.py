@@ -1,6 +1,7 @@
 """The pages in Airflow: everybody sees what is of the DAGs that he may read, and nothing runs in them.
 
-Airflow's API server is real, with an auth manager that gives rights per DAG.
+Airflow's API server is real, with an auth manager that gives rights per DAG. What the page shows of given
+answers is tested in `tests/unit/airflow/page`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from embedded.airflow import USER, Airflow, Client, Settings
+from embedded.airflow import USER, Airflow, Client, Settings, wait_for
 from embedded.postgres import Cluster
 from fixtures.airflow import ROOT
 from fixtures.postgres import create_database, drop_database
@@ -40,8 +41,15 @@ timeouts: {page: 2s}
 """
 """A server that is not there, and one that takes connections and says nothing."""
 
-PERMITTED = {"clerk": ["validate__nsw"], "loader": ["capture__shop", "replay__shop"], "nobody": []}
-"""Users, each with the DAGs that he may read."""
+PERMITTED = {
+    "clerk": ["validate__nsw"],
+    "loader": ["capture__shop", "replay__shop"],
+    "nobody": [],
+    "operator": ["validate__nsw", "snapshot__nsw"],
+}
+"""Users, each with the DAGs that he may read, and trigger if he is an operator."""
+
+ROLES = {"operator": "op"}
 
 REPORT = "0-1A2B3C-20261125T093847200955Z.html"
 SCRIPT = "<script>document.title = 'ran'</script>"
@@ -95,14 +103,14 @@ def pages(publisher_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) 
         f"all keys{SCRIPT}", encoding="utf-8"
     )
     settings = Settings(
-        dags=home / "dags",
+        dags=ROOT / "dags",
         plugins=ROOT / "plugins",
-        parts=("api-server",),
+        parts=("api-server", "dag-processor"),
         environment={
             "PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
             "AIRFLOW__CORE__AUTH_MANAGER": "fixtures.auth_manager.DagByDag",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(
-                (f"{USER}:admin", *(f"{name}:viewer" for name in PERMITTED))
+                (f"{USER}:admin", *(f"{name}:{ROLES.get(name, 'viewer')}" for name in PERMITTED))
             ),
             "PERMITTED_DAGS": json.dumps(PERMITTED),
             "CDC_REPLAY_CONFIG": str(home / "cdc_replay.yaml"),
@@ -110,9 +118,9 @@ def pages(publisher_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) 
             "MUTE_PORT": str(mute.getsockname()[1]),
         },
     )
-    (home / "dags").mkdir()
     try:
-        with Airflow(home / "airflow", settings) as airflow:
+        with Airflow(home / "airflow", settings) as airflow, airflow.client() as client:
+            wait_for(lambda: {"validate__nsw", "snapshot__nsw"} <= set(client.dag_ids()), "the DAGs", 60)
             yield Pages(airflow, uncommitted / "reports")
     finally:
         mute.close()
@@ -160,9 +168,41 @@ def test_status_has_only_readable_objects(
     for rows in (status["subscriptions"], status["tables"], status["copies"]):
         assert {row["subscription"] for row in rows} <= subscriptions
     assert {row["subscription"] for row in status["subscriptions"]} == subscriptions
-    page = pages.get(user, "/").text
-    for name in ("depot", "big", "lost"):
-        assert (f">{name}<" in page) == (name in publishers | subscriptions), name
+    assert set(status["dags"]) == {f"capture__{name}" for name in publishers}
+    for name in ("nsw", "big", "none"):
+        expected = 404 if name == "none" and user == USER else 200 if name in subscriptions else 403
+        assert pages.get(user, f"/subscriptions/{name}").status_code == expected, name
+
+
+@pytest.mark.parametrize(
+    ("user", "shown"),
+    [
+        (USER, {"replay": True, "validate": True, "snapshot": True, "refresh": True, "backfill": True}),
+        ("operator", {"validate": True, "snapshot": True}),
+        ("clerk", {"validate": False}),
+    ],
+)
+def test_buttons_are_for_those_who_may_trigger_the_dag(
+    pages: Pages, user: str, shown: dict[str, bool]
+) -> None:
+    details = pages.get(user, "/subscriptions/nsw").json()
+    assert {kind: dag["may_trigger"] for kind, dag in details["dags"].items()} == shown
+    url = f"{pages.airflow.url}/api/v2/dags/snapshot__nsw/dagRuns"
+    body = {"logical_date": None, "conf": {"tables": ["public.t"]}}
+    answer = httpx.post(url, json=body, headers=pages.authorization(user), timeout=60)
+    assert answer.status_code == (200 if shown.get("snapshot") else 403)
+
+
+def test_another_site_cannot_trigger_with_the_users_cookie(pages: Pages) -> None:
+    """A form of another site can send JSON only as text, and no cookie that is SameSite."""
+    token = pages.authorization(USER)["Authorization"].removeprefix("Bearer ")
+    answer = httpx.post(
+        f"{pages.airflow.url}/api/v2/dags/snapshot__nsw/dagRuns",
+        content=b'{"logical_date": null}',
+        headers={"Content-Type": "text/plain", "Cookie": f"_token={token}"},
+        timeout=60,
+    )
+    assert answer.status_code == 422
 
 
 def test_silent_server_does_not_hide_the_others(pages: Pages) -> None:
@@ -173,8 +213,8 @@ def test_silent_server_does_not_hide_the_others(pages: Pages) -> None:
 
 
 def test_status_contains_no_part_of_a_dsn(pages: Pages) -> None:
-    for text in (pages.get(USER, "/").text, json.dumps(pages.data(USER))):
-        assert "lost" in text
+    for text in (json.dumps(pages.data(USER)), pages.get(USER, "/subscriptions/lost").text):
+        assert "cannot connect" in text
         assert "s3cret-word" not in text
         assert "postgresql://" not in text
 
@@ -222,17 +262,21 @@ def test_pages_of_great_expectations_are_not_served(pages: Pages) -> None:
 
 
 @pytest.mark.parametrize("user", [USER, "clerk", None])
-@pytest.mark.parametrize("path", ["/", "/data", f"/reports/nsw/{REPORT}", f"/reports/big/{REPORT}", "/none"])
+@pytest.mark.parametrize(
+    "path", ["/", "/data", "/static/page.js", f"/reports/nsw/{REPORT}", f"/reports/big/{REPORT}", "/none"]
+)
 def test_every_answer_has_a_strict_policy(pages: Pages, user: str | None, path: str) -> None:
     headers = pages.get(user, path).headers
     (policy,) = headers.get_list("content-security-policy")
     directives = dict(directive.strip().partition(" ")[::2] for directive in policy.split(";"))
     assert directives["default-src"] == "'none'"
     assert directives["base-uri"] == directives["form-action"] == "'none'"
-    assert not {"script-src", "connect-src", "img-src"} & directives.keys()
     if path == "/" and user is not None:
         assert directives["frame-ancestors"] == "'self'"
+        assert directives["require-trusted-types-for"] == "'script'"
+        assert {directives[name] for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
     else:
+        assert not {"script-src", "connect-src", "img-src"} & directives.keys()
         assert directives["sandbox"] == ""
         assert directives["frame-ancestors"] == "'none'"
     assert headers["x-content-type-options"] == "nosniff"
@@ -250,12 +294,20 @@ def test_a_script_in_a_report_does_not_run(pages: Pages, browser_page: Page) -> 
 
 
 @pytest.mark.browser
-def test_the_status_page_shows_and_keeps_its_style(pages: Pages, browser_page: Page) -> None:
-    refused: list[str] = []
-    browser_page.on("console", lambda message: refused.append(message.text))
-    browser_page.context.set_extra_http_headers(pages.authorization(USER))
-    browser_page.goto(f"{pages.airflow.url}/cdc-replay/")
-    assert browser_page.get_by_text("lost", exact=True).first.is_visible()
-    cell = browser_page.locator("td").first
-    assert cell.evaluate("cell => getComputedStyle(cell).verticalAlign") == "top"
-    assert not [text for text in refused if "Content Security Policy" in text]
+def test_the_page_shows_in_airflows_menu_and_its_links_leave_the_frame(
+    pages: Pages, browser_page: Page
+) -> None:
+    complaints: list[str] = []
+    browser_page.on("console", lambda message: complaints.append(message.text))
+    token = pages.authorization(USER)["Authorization"].removeprefix("Bearer ")
+    browser_page.context.add_cookies([{"name": "_token", "value": token, "url": pages.airflow.url}])
+    browser_page.goto(f"{pages.airflow.url}/plugin/cdc-replay")
+    frame = browser_page.frame_locator("iframe")
+    frame.locator("summary", has_text="lost").wait_for()
+    frame.locator("summary", has_text="nsw").click()
+    frame.get_by_role("button", name="Validate").click()
+    frame.get_by_role("button", name="Run", exact=True).click()
+    frame.get_by_text("validate__nsw was triggered").wait_for()
+    assert not [text for text in complaints if "Content Security Policy" in text]
+    frame.locator("#message a").click()
+    browser_page.wait_for_url(f"{pages.airflow.url}/dags/validate__nsw/runs/*")

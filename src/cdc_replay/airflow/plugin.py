@@ -32,7 +32,7 @@ class StatusPages:
         send: Callable[[Message], Awaitable[None]],
     ) -> None:
         if self._application is None:
-            from cdc_replay.airflow.status_page import create_app
+            from cdc_replay.airflow.page.app import create_app
 
             self._application = create_app()
         await self._application(scope, receive, send)

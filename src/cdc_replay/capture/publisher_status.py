@@ -72,7 +72,7 @@ def read_log_range(uri: str) -> LogRange:
         change_log = ChangeLog.open(uri)
     except ChangeLogMissing:
         return LogRange()
-    return LogRange(change_log.start_lsn, change_log.end_lsn)
+    return LogRange(change_log.start_lsn, change_log.end_lsn, change_log.size_bytes)
 
 
 def publisher_status(publisher: str, slot: str, server: Answer[_T], log: Answer[_T]) -> PublisherStatus:
@@ -93,7 +93,7 @@ def publisher_status(publisher: str, slot: str, server: Answer[_T], log: Answer[
 
 def add_log_range(status: PublisherStatus, log: LogRange) -> PublisherStatus:
     """The publisher's status with that of its log."""
-    status = replace(status, log_start=log.start, log_end=log.end)
+    status = replace(status, log_start=log.start, log_end=log.end, log_bytes=log.bytes)
     if status.position is None or log.end is None:
         return status
     return replace(status, behind_bytes=max(0, status.position.value - log.end.value))

@@ -193,6 +193,12 @@ class ChangeLog:
         position = self._changes.position(start_application(self.header.slot))
         return self.header.start_lsn if position is None else Lsn(position)
 
+    @property
+    def size_bytes(self) -> int:
+        """The size of its segments."""
+        window = Window(self.start_lsn, self.end_lsn)
+        return sum(segment.size_bytes for segment in self._changes.segments(window))
+
     def check_holds(self, window: Window) -> None:
         """Check that no part of `window` was pruned.
 

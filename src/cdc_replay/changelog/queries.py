@@ -23,11 +23,15 @@ _COUNTED: Final = ("commit_lsn", "commit_time", "seq", "kind")
 
 @dataclass(frozen=True, slots=True)
 class LogSummary:
-    """How much a window of the log holds; messages of `pg_logical_emit_message` are within `logical`."""
+    """How much a window of the log holds; messages of `pg_logical_emit_message` are within `logical`.
+
+    `oldest_commit_time` is in microseconds since 1970-01-01 UTC; None if there is no transaction.
+    """
 
     messages: int
     transactions: int
     logical: Window | None = None
+    oldest_commit_time: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +92,15 @@ class _Count:
     transactions: int = 0
     logical: list[tuple[int, int]] = field(default_factory=list)
     """The least and the greatest commit LSN of each row group."""
+    commit_times: list[int] = field(default_factory=list)
+    """The oldest of each row group."""
 
     def add(self, table: pa.Table) -> None:
         """Count the rows of one row group."""
         self.messages += table.num_rows
         self.transactions += pc.sum(_first_messages(table)).as_py() or 0
+        if (oldest := pc.min(table["commit_time"]).as_py()) is not None:
+            self.commit_times.append(oldest)
         are_logical = _are_logical(table)
         if pc.any(are_logical).as_py():
             bounds = pc.min_max(table["commit_lsn"].filter(are_logical)).as_py()
@@ -100,11 +108,12 @@ class _Count:
 
     def summary(self) -> LogSummary:
         """The counts of all row groups."""
+        oldest = min(self.commit_times, default=None)
         if not self.logical:
-            return LogSummary(self.messages, self.transactions)
+            return LogSummary(self.messages, self.transactions, oldest_commit_time=oldest)
         first, last = zip(*self.logical, strict=True)
         within = Window(Lsn(min(first) - 1), Lsn(max(last)))
-        return LogSummary(self.messages, self.transactions, within)
+        return LogSummary(self.messages, self.transactions, within, oldest)
 
 
 def logged_messages(groups: Iterable[RowGroup], window: Window, prefix: str) -> Iterator[LoggedMessage]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,15 +20,15 @@ Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | 
 
 
 def to_json(value: object) -> Json:
-    """A result as JSON values: LSNs and paths as text, enums as their values, dataclasses as objects.
+    """A result as JSON values: LSNs, paths and times as text, enums as their values, dataclasses as objects.
 
     Raises:
         TypeError: for a value that has no JSON form here.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, Lsn | Path):
-        return str(value)
+    if isinstance(value, Lsn | Path | dt.datetime):
+        return value.isoformat() if isinstance(value, dt.datetime) else str(value)
     if isinstance(value, enum.Enum):
         return to_json(value.value)
     if isinstance(value, Mapping):

@@ -59,6 +59,7 @@ class PublisherStatus:
     position: Lsn | None = None
     log_start: Lsn | None = None
     log_end: Lsn | None = None
+    log_bytes: int | None = None
     behind_bytes: int | None = None
     retained_wal_bytes: int | None = None
     safe_wal_size_bytes: int | None = None
@@ -168,3 +169,4 @@ class LogRange:
 
     start: Lsn | None = None
     end: Lsn | None = None
+    bytes: int | None = None

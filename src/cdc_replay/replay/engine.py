@@ -34,7 +34,7 @@ from cdc_replay.replay.parking import Attempt, ReplayOutcome, apply_in_halves
 from cdc_replay.replay.pipeline import OpenPublisher, Pipeline, failed_outcome
 from cdc_replay.replay.publisher_fence import open_fences
 from cdc_replay.replay.toast.window import PublisherAccess
-from cdc_replay.subscriber import recorded_results, subscription_records
+from cdc_replay.subscriber import history, recorded_results, subscription_records
 from cdc_replay.subscriber.session import SubscriptionSession
 
 logger = logging.getLogger(__name__)
@@ -278,4 +278,5 @@ def _record_failure(session: SubscriptionSession, outcome: ReplayOutcome) -> Rep
         if not isinstance(outcome.error, AnotherPublisher):
             with contextlib.suppress(psycopg.Error):
                 recorded_results.record_result(session.connection, name, "replay", result.to_dict())
+                history.append_window(session.connection, outcome.failed)
     return result

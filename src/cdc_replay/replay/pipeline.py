@@ -49,7 +49,7 @@ from cdc_replay.replay.toast.window import UNSENT_NULLS, PublisherAccess, Record
 from cdc_replay.replay.window_inputs import ReadContent, WindowContent
 from cdc_replay.replay.window_plan import WindowPlan, plan_window, read_content
 from cdc_replay.spark.errors import translated_spark_errors
-from cdc_replay.subscriber import recorded_results, subscription_tables
+from cdc_replay.subscriber import history, recorded_results, subscription_tables
 from cdc_replay.subscriber.session import SubscriptionSession
 
 logger = logging.getLogger(__name__)
@@ -235,6 +235,9 @@ class Pipeline:
                 timed = dataclasses.replace(applied_plan, began=began)
                 results.append(_make_result(timed, counts(), applied))
                 recorded_results.record_result(connection, name, "replay", results[-1].to_dict())
+                history.append_window(
+                    connection, results[-1], lag_seconds=timed.lag_seconds(), lag_bytes=timed.lag_bytes
+                )
 
             return before_commit
 

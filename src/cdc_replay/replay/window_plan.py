@@ -65,12 +65,24 @@ class WindowPlan:
     """Oids of tables that the subscriber has renamed: changes reach them by the new name."""
     requested_upto: Lsn
     """The window ends here, or earlier for an `EndReason`."""
+    oldest_commit_time: int | None
+    """That of the window's transactions, in microseconds since 1970-01-01 UTC."""
     began: float = 0.0
 
     @property
     def name(self) -> str:
         """The subscription's name."""
         return self.session.subscription.name
+
+    def lag_seconds(self) -> float:
+        """The age of the window's oldest transaction now."""
+        oldest = self.oldest_commit_time
+        return 0.0 if oldest is None else max(0.0, time.time() - oldest / 1e6)
+
+    @property
+    def lag_bytes(self) -> int:
+        """The distance to what was requested before the window was applied."""
+        return max(0, self.requested_upto.value - self.window.after.value)
 
     @property
     def is_partial(self) -> bool:
@@ -166,6 +178,7 @@ def plan(inputs: WindowInputs) -> WindowPlan | WindowEnd | Unread:
         invalid_rewrites=inputs.content.rewrites.invalid,
         found_by_name=tables.renamed_tables(by_name),
         requested_upto=window.upto,
+        oldest_commit_time=inputs.content.summary.oldest_commit_time,
     )
 
 

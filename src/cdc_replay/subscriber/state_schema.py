@@ -10,6 +10,8 @@ Progress is stored in the subscriber, because only there one transaction can con
 | brought            | the definition that one table was copied with (`copy_definitions`)             |
 | result             | the result of one command (`recorded_results`)                                 |
 | copy_progress      | the progress of the running copy of one table (`copy_progress`)                |
+| window_history     | a window that was applied, or failed (`history`)                               |
+| validation_history | a validation (`history`)                                                       |
 
 A subscribed table is identified by its oid, as in `pg_subscription_rel`: a renamed table keeps its state, and
 a new table of the same name is not subscribed to (R7.12). Functions return the current names. `schema_name`
@@ -178,6 +180,46 @@ _INSTALL: Final = (
 )
 
 
+_INSTALL_HISTORY: Final = (
+    """
+    create table if not exists cdc_replay.window_history (
+        subscription text not null references cdc_replay.subscription on delete cascade,
+        number bigint generated always as identity,
+        finished timestamptz not null default pg_catalog.clock_timestamp(),
+        from_lsn pg_lsn not null,
+        end_lsn pg_lsn not null,
+        changes_read bigint not null,
+        filtered_out bigint not null,
+        updates_to_insert bigint not null,
+        updates_to_delete bigint not null,
+        applied bigint not null,
+        conflicts bigint not null,
+        seconds float8 not null,
+        lag_seconds float8,
+        lag_bytes bigint,
+        error text,
+        primary key (subscription, finished, number)
+    )
+    """,
+    """
+    create table if not exists cdc_replay.validation_history (
+        subscription text not null references cdc_replay.subscription on delete cascade,
+        number bigint generated always as identity,
+        finished timestamptz not null default pg_catalog.clock_timestamp(),
+        lsn pg_lsn not null,
+        consistent boolean not null,
+        tables int not null,
+        differing_tables int not null,
+        differing_rows bigint not null,
+        seconds float8 not null,
+        report text not null,
+        primary key (subscription, finished, number)
+    )
+    """,
+)
+"""Also for the state of earlier versions, by the first writer; readers do not need it."""
+
+
 _IS_INSTALLED: Final = """
     select exists (
         select from pg_catalog.pg_constraint
@@ -185,6 +227,9 @@ _IS_INSTALLED: Final = """
     )
 """
 """The last statements of `_INSTALL` have run."""
+
+_HAS_HISTORY: Final = "select pg_catalog.to_regclass('cdc_replay.validation_history') is not null"
+"""The last statement of `_INSTALL_HISTORY` has run."""
 
 
 _CHECKED: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
@@ -197,14 +242,14 @@ def install(connection: Connection) -> None:
     Raises:
         MissingPrivilege: if the role may not create a schema in this database.
     """
-    if is_installed(connection):
+    if is_installed(connection) and has_history(connection):
         return
     with translated_errors(f'cannot create schema "{SCHEMA}" on the subscriber'), connection.transaction():
         # `if not exists` alone fails if another session is creating the same schema.
         connection.execute("select pg_advisory_xact_lock(%s)", (advisory_key("install", ""),))
-        if is_installed(connection):
-            return  # by another session
-        for statement in _INSTALL:
+        # Another session may have installed it meanwhile.
+        install_state = () if is_installed(connection) else _INSTALL
+        for statement in (*install_state, *_INSTALL_HISTORY):
             connection.execute(statement)
 
 
@@ -220,7 +265,7 @@ def upgrade(connection: Connection) -> None:
 
 
 def is_installed(connection: Connection) -> bool:
-    """Whether this database has the schema with all tables of this version.
+    """Whether this database has the schema with its tables, except perhaps those of the history.
 
     Raises:
         SubscriberNotReady: if another role controls the schema.
@@ -230,3 +275,12 @@ def is_installed(connection: Connection) -> bool:
         _CHECKED.add(connection)
     row = connection.execute(_IS_INSTALLED).fetchone()
     return row is not None and bool(row[0])
+
+
+def has_history(connection: Connection) -> bool:
+    """Whether this database has the tables of `history`.
+
+    Raises:
+        SubscriberNotReady: if another role controls the schema.
+    """
+    return is_installed(connection) and bool(connection.execute(_HAS_HISTORY).fetchall()[0][0])

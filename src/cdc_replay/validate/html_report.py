@@ -15,6 +15,8 @@ from typing import Final
 
 from cdc_replay.compare.difference import DifferenceKind
 from cdc_replay.private_files import make_folder
+from cdc_replay.subscriber.history import ValidationRecord
+from cdc_replay.validate.report_context import ReportContext, first_sentence, time_of_day
 from cdc_replay.validate.verdict import Check, TableVerdict, Verdict
 
 LATEST: Final = "latest.html"
@@ -62,6 +64,10 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; wh
 td.kind { white-space: nowrap; width: 14rem; }
 td.key { overflow-wrap: anywhere; }
 ul { margin: .7rem 0 0; padding-left: 1.2rem; }
+.summary { font-size: 1.1rem; margin: .6rem 0 .2rem; overflow-wrap: anywhere; }
+.trend { display: flex; flex-wrap: wrap; gap: 4px; margin-top: .7rem; }
+.trend a, .trend b { width: .8rem; height: 1.5rem; border-radius: 3px; background: var(--good); }
+.trend .fails { background: var(--bad); }
 .error { margin: .9rem 0 0; padding: .6rem .8rem; border-radius: 8px; overflow-wrap: anywhere; }
 """
 
@@ -82,15 +88,16 @@ PAGE: Final = """<!DOCTYPE html>
 """
 
 
-def write_page(verdict: Verdict, *, now: dt.datetime, run_page: Path) -> None:
+def write_page(verdict: Verdict, context: ReportContext, *, now: dt.datetime, run_page: Path) -> None:
     """Write the page to `verdict.report` and as `LATEST`; a reader never sees half a page.
 
-    `run_page` is the run's page in the Data Docs.
+    `now` is in the zone in which the page shows it; `run_page` is the run's page in the Data Docs.
     """
     folder = verdict.report.parent
     make_folder(folder)
     text = render(
         verdict,
+        context,
         now=now,
         run_link=Path(os.path.relpath(run_page, folder)).as_posix(),
         index_link=Path(os.path.relpath(verdict.data_docs, folder)).as_posix(),
@@ -101,12 +108,15 @@ def write_page(verdict: Verdict, *, now: dt.datetime, run_page: Path) -> None:
         part.replace(target)
 
 
-def render(verdict: Verdict, *, now: dt.datetime, run_link: str, index_link: str) -> str:
+def render(
+    verdict: Verdict, context: ReportContext, *, now: dt.datetime, run_link: str, index_link: str
+) -> str:
     """The page as text; the links are relative to its folder."""
     body = [
-        _head(verdict, now),
+        _head(verdict, context, now),
+        _trend(verdict, context.earlier),
         _overview(verdict.tables),
-        *(_table(verdict.subscription, table) for table in verdict.tables),
+        *(_table(verdict.subscription, context.links.repair, table) for table in verdict.tables),
         _data_docs(run_link, index_link),
     ]
     word = "consistent" if verdict.success else "not consistent"
@@ -126,22 +136,59 @@ def _badge(kind: str, text: str) -> str:
     return f'<span class="badge {kind}">{escape(text)}</span>'
 
 
-def _head(verdict: Verdict, now: dt.datetime) -> str:
+def _head(verdict: Verdict, context: ReportContext, now: dt.datetime) -> str:
     badge = _badge("good", "consistent") if verdict.success else _badge("bad", "not consistent")
     rows = sum(table.publisher_rows or 0 for table in verdict.tables)
     facts = {
+        "Publisher": context.publisher,
+        "Publications": ", ".join(context.publications),
         "Fence LSN": str(verdict.lsn),
         "Tables": f"{sum(table.success for table in verdict.tables)} of {len(verdict.tables)} hold",
         "Published rows": f"{rows:,}",
-        "Validated at": f"{now:%Y-%m-%d %H:%M:%S} UTC",
+        "Validated at": f"{now:%Y-%m-%d} {time_of_day(now)}",
         "Took": f"{verdict.seconds:.1f} s",
     }
     error = "" if verdict.error is None else f'<p class="error bad">{escape(verdict.error)}</p>'
     return (
         f'<section class="card"><div class="head"><h1>{escape(verdict.subscription)}</h1>{badge}</div>'
+        f'<p class="summary">{escape(first_sentence(verdict, context, now))}</p>'
         '<div class="soft">Subscriber and publisher compared as of one WAL position; '
-        f"later writes of the publisher are not included.</div>{_facts(facts)}{error}</section>"
+        f"later writes of the publisher are not included.</div>{_facts(facts)}{error}{_links(context)}"
+        "</section>"
     )
+
+
+def _links(context: ReportContext) -> str:
+    known = {"the run that wrote this": context.links.run, "all subscriptions": context.links.page}
+    links = ", ".join(_link(address, text) for text, address in known.items() if address is not None)
+    return f'<p class="soft">In Airflow: {links}.</p>' if links else ""
+
+
+def _link(address: str, text: str) -> str:
+    return f'<a href="{escape(address)}">{escape(text)}</a>'
+
+
+def _trend(verdict: Verdict, earlier: tuple[ValidationRecord, ...]) -> str:
+    """The validations in order of time, each with a link to its report; the last one is this."""
+    if not earlier:
+        return ""
+    holding = sum(record.consistent for record in earlier) + verdict.success
+    marks = "".join(
+        f'<a class="{"" if record.consistent else "fails"}" href="{escape(record.report)}"'
+        f' title="{escape(_of_earlier(record))}" aria-label="{escape(_of_earlier(record))}"></a>'
+        for record in reversed(earlier)
+    )
+    this = f'<b class="{"" if verdict.success else "fails"}" title="this validation"></b>'
+    return (
+        f'<section class="card"><h2>Trend</h2><p class="soft">{holding} of the last {len(earlier) + 1}'
+        f' validations found the subscription consistent.</p><div class="trend">{marks}{this}</div></section>'
+    )
+
+
+def _of_earlier(record: ValidationRecord) -> str:
+    outcome = "consistent" if record.consistent else f"{record.differing_rows:,} rows differ"
+    finished = record.finished.astimezone()
+    return f"{finished:%Y-%m-%d} {time_of_day(finished)}: {outcome} at {record.lsn}"
 
 
 def _facts(facts: dict[str, str]) -> str:
@@ -190,19 +237,26 @@ def _outcome(table: TableVerdict) -> str:
     return _badge("good", "equal") if table.full else _badge("info", "not comparable")
 
 
-def _table(subscription: str, table: TableVerdict) -> str:
+def _table(subscription: str, repair: str | None, table: TableVerdict) -> str:
     parts = [
         f'<section class="card" id="{escape(_anchor(table))}">',
         f'<div class="head"><h2>{escape(str(table.name))}</h2>{_outcome(table)}</div>',
+        f'<p class="soft">Published: {_filter(table)}.</p>',
         "" if table.error is None else f'<p class="error bad">{escape(table.error)}</p>',
         _checks(table.checks),
         _differences(table),
         _keys("Duplicate keys on the subscriber", table.duplicate_keys),
         _keys("Rows on the subscriber outside the present filter", table.outside_filter),
-        _remarks(subscription, table),
+        _remarks(subscription, repair, table),
         "</section>",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _filter(table: TableVerdict) -> str:
+    if table.filters is None:
+        return "all rows"
+    return f"rows where {' or '.join(f'<code>{escape(text)}</code>' for text in table.filters)}"
 
 
 def _checks(checks: tuple[Check, ...]) -> str:
@@ -246,22 +300,28 @@ def _keys(title: str, keys: tuple[str, ...]) -> str:
     return f'<p><span class="soft">{title}:</span> {items}</p>'
 
 
-def _remarks(subscription: str, table: TableVerdict) -> str:
+def _remarks(subscription: str, repair: str | None, table: TableVerdict) -> str:
     remarks = [escape(note) for note in table.notes]
     if table.error is None:
         remarks.append(f"How: {escape(table.method)}.")
-    remedies = _remedies(subscription, table)
+    remedies = _remedies(subscription, repair, table)
     items = "".join(f"<li>{remark}</li>" for remark in (*remarks, *remedies))
     return f'<ul class="soft">{items}</ul>' if items else ""
 
 
-def _remedies(subscription: str, table: TableVerdict) -> Iterable[str]:
+def _remedies(subscription: str, repair: str | None, table: TableVerdict) -> Iterable[str]:
     kinds = {kind for kind, _ in table.counts}
+    form = "" if repair is None else f" In Airflow: {_link(repair, 'trigger it with “Reconcile”')}."
+    reconcile = f"<code>cdc-replay refresh {escape(subscription)} --reconcile</code>"
     if DifferenceKind.OUTSIDE_FILTER in kinds or table.outside_filter:
         yield (
-            "A changed filter is not applied to existing rows. "
-            f"<code>cdc-replay refresh {escape(subscription)} --reconcile</code> "
-            "deletes them and inserts missing ones."
+            f"A changed filter is not applied to existing rows. {reconcile} deletes them and inserts missing"
+            f" ones.{form}"
+        )
+    elif not table.success and kinds:
+        yield (
+            f"{reconcile} writes only the rows that differ, in all tables of the subscription; with"
+            f" <code>--dry-run</code> it counts them.{form}"
         )
     if not table.success and kinds:
         yield (

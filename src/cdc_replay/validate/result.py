@@ -36,6 +36,18 @@ def to_result(
     )
 
 
+def summarize(verdict: Verdict) -> dict[str, int | float | str | bool]:
+    """The verdict as the history of the subscription keeps it (`subscriber.history`)."""
+    return {
+        "consistent": verdict.success,
+        "tables": len(verdict.tables),
+        "differing_tables": sum(not table.success for table in verdict.tables),
+        "differing_rows": sum(count for table in verdict.tables for _, count in table.counts),
+        "seconds": verdict.seconds,
+        "report": verdict.report.name,
+    }
+
+
 def _table_to_json(verdict: TableVerdict) -> dict[str, Json]:
     return {
         "table": str(verdict.name),

@@ -42,6 +42,7 @@ from cdc_replay.validate.gx import (
     get_context,
 )
 from cdc_replay.validate.html_report import write_page
+from cdc_replay.validate.report_context import ReportContext
 from cdc_replay.validate.suites import EXPECTATIONS, ObservedTable, build_suite, comparison_frame
 from cdc_replay.validate.verdict import Check, CheckKind, TableVerdict, Verdict
 
@@ -57,7 +58,7 @@ GENERATED: Final = ("expectations", "validation_definitions", "checkpoints")
 
 @dataclass(frozen=True, slots=True)
 class ValidationRequest:
-    """What to validate, and where to write.
+    """What to validate, where to write, and what the report shows beside the verdict.
 
     `context_root` is the parent of `gx/`, created if missing. Per table, `listed_keys` differing keys of each
     kind are listed.
@@ -67,6 +68,7 @@ class ValidationRequest:
     fence: ComparisonFence
     tables: tuple[ValidatedTable, ...]
     context_root: Path
+    context: ReportContext
     listed_keys: int = 20
     report: Report = unreported
 
@@ -104,7 +106,7 @@ def validate_subscription(request: ValidationRequest) -> Verdict:
             seconds=time.monotonic() - started,
             error=None if tables else "the subscription has no tables to validate",
         )
-        write_page(verdict, now=now, run_page=judged.run_page)
+        write_page(verdict, request.context, now=now.astimezone(), run_page=judged.run_page)
     logger.info(
         "subscription %s at %s: %s, %d tables, %d fail, %.1f s, report %s",
         *(verdict.subscription, verdict.lsn, "consistent" if verdict.success else "NOT CONSISTENT"),
@@ -228,9 +230,17 @@ def _exception_message(exception_info: Mapping[str, Any]) -> str | None:
 
 def _table_verdict(table: ObservedTable, checks: Mapping[tuple[str, CheckKind], Check]) -> TableVerdict:
     name, full, observed = table.validated.table.table.name, table.validated.full, table.observed
+    published = table.validated.table.filters
+    filters = None if published is None else tuple(row_filter.sql for row_filter in published)
     if isinstance(observed, NotCompared):
         return TableVerdict(
-            name, full, checks=(), method="not compared", notes=_notes(table), error=observed.reason
+            name,
+            full,
+            checks=(),
+            method="not compared",
+            notes=_notes(table),
+            error=observed.reason,
+            filters=filters,
         )
     return TableVerdict(
         name=name,
@@ -248,6 +258,7 @@ def _table_verdict(table: ObservedTable, checks: Mapping[tuple[str, CheckKind], 
         duplicate_keys=() if observed.duplicates is None else observed.duplicates.first,
         outside_filter=() if observed.outside is None else observed.outside.first,
         notes=_notes(table),
+        filters=filters,
     )
 
 

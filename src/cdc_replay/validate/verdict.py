@@ -46,8 +46,8 @@ class TableVerdict:
     """The checks and differences of one table.
 
     `differences` are the first of each kind, `counts` the number of each kind, a lower bound unless
-    `counts_exact`. `method` describes the comparison, `notes` its limits. Row counts are None if the table
-    could not be read.
+    `counts_exact`. `method` describes the comparison, `notes` its limits. `filters` are combined with OR;
+    None if every row is published. Row counts are None if the table could not be read.
     """
 
     name: QualifiedName
@@ -63,6 +63,7 @@ class TableVerdict:
     outside_filter: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     error: str | None = None
+    filters: tuple[str, ...] | None = None
 
     @property
     def success(self) -> bool:

@@ -17,6 +17,7 @@ from cdc_replay.commands.replay import replay
 from cdc_replay.commands.setup import setup
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.commands.status import status
+from cdc_replay.commands.subscription_details import subscription_details
 from cdc_replay.commands.sync import sync
 from cdc_replay.commands.teardown import teardown
 from cdc_replay.commands.validate import validate
@@ -30,6 +31,7 @@ from cdc_replay.errors import (
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
+from cdc_replay.subscriber.history import TimeRange
 from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
@@ -447,6 +449,17 @@ def test_a_damaged_subscriber_is_found_and_the_keys_are_named(twin: Twin, tmp_pa
     assert damaged.report.is_relative_to(tmp_path)
     (subscription,) = status(twin.config).subscriptions
     assert (subscription.last_validation or "").startswith("not consistent at")
+
+    details = subscription_details(twin.config, "s", TimeRange.HOUR, 10)
+    assert [(table.table, table.state, table.filters) for table in details.tables] == [
+        ("public.t", "ready", ("(id < 100)",)),
+        ("public.u", "ready", None),
+    ]
+    assert [record.consistent for record in details.validations] == [False, True]
+    assert details.validations[0].differing_rows == 3
+    assert sum(window.changes_read for window in details.windows) == 2
+    assert max(point.lag_seconds or 0 for point in details.points) > 0
+    assert "1 of the last 2 validations" in damaged.report.read_text(encoding="utf-8")
 
 
 def test_table_dropped_on_the_subscriber_fails_the_validation(twin: Twin) -> None:

@@ -17,6 +17,7 @@ from cdc_replay.postgres.exported_snapshot import export_snapshot
 from cdc_replay.publication.resolve import SyncedTable, synced_tables
 from cdc_replay.subscriber import state_schema, subscription_records, subscription_tables
 from cdc_replay.subscriber.target_tables import read_target_tables
+from cdc_replay.validate.report_context import ReportContext
 from cdc_replay.validate.run import ValidationRequest, validate_subscription
 from cdc_replay.validate.verdict import Verdict
 from fixtures.postgres import Database
@@ -92,4 +93,7 @@ class Bench:
     def validate_at(
         self, fence: ComparisonFence, tables: tuple[ValidatedTable, ...], subscription: str = SUBSCRIPTION
     ) -> Verdict:
-        return validate_subscription(ValidationRequest(subscription, fence, tables, self.context_root))
+        context = ReportContext("shop", ("p",))
+        return validate_subscription(
+            ValidationRequest(subscription, fence, tables, self.context_root, context)
+        )

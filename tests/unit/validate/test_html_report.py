@@ -11,7 +11,9 @@ from pathlib import Path
 from cdc_replay.compare.difference import Difference, DifferenceKind
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.subscriber.history import ValidationRecord
 from cdc_replay.validate.html_report import LATEST, render, write_page
+from cdc_replay.validate.report_context import ReportContext, ReportLinks, first_sentence
 from cdc_replay.validate.verdict import Check, CheckKind, TableVerdict, Verdict
 
 NOW = dt.datetime(2013, 7, 1, 12, 30, tzinfo=dt.UTC)
@@ -38,6 +40,7 @@ UNREADABLE = replace(EQUAL, checks=(), error="division by zero", publisher_rows=
 INFORMATIVE = replace(
     DIFFERING, full=False, checks=(replace(DIFFERING.checks[0], informational=True),), notes=("why",)
 )
+CONTEXT = ReportContext("shop", ("p1", "p2"))
 
 
 def verdict(*tables: TableVerdict) -> Verdict:
@@ -45,8 +48,8 @@ def verdict(*tables: TableVerdict) -> Verdict:
     return Verdict("nsw", Lsn.parse("16/B374D848"), tables, folder / "index.html", folder / "run.html", 1.5)
 
 
-def page(*tables: TableVerdict) -> str:
-    return render(verdict(*tables), now=NOW, run_link="../run.html", index_link="../index.html")
+def page(*tables: TableVerdict, context: ReportContext = CONTEXT) -> str:
+    return render(verdict(*tables), context, now=NOW, run_link="../run.html", index_link="../index.html")
 
 
 class _Elements(HTMLParser):
@@ -106,10 +109,56 @@ def test_page_gives_the_number_of_keys_if_there_are_more() -> None:
 def test_last_page_is_also_the_latest(tmp_path: Path) -> None:
     first = replace(verdict(EQUAL), report=tmp_path / "1.html", data_docs=tmp_path / "docs" / "index.html")
     second = replace(first, report=tmp_path / "2.html", tables=(DIFFERING,))
-    write_page(first, now=NOW, run_page=tmp_path / "docs" / "run.html")
-    write_page(second, now=NOW, run_page=tmp_path / "docs" / "run.html")
+    write_page(first, CONTEXT, now=NOW, run_page=tmp_path / "docs" / "run.html")
+    write_page(second, CONTEXT, now=NOW, run_page=tmp_path / "docs" / "run.html")
 
     assert (tmp_path / LATEST).read_text() == (tmp_path / "2.html").read_text()
     assert (tmp_path / "1.html").read_text() != (tmp_path / "2.html").read_text()
     assert 'href="docs/index.html"' in (tmp_path / LATEST).read_text()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["1.html", "2.html", LATEST]
+
+
+def test_first_sentence_says_what_holds_and_what_does_not() -> None:
+    def sentence(*tables: TableVerdict) -> str:
+        return first_sentence(verdict(*tables), CONTEXT, NOW)
+
+    start = "On 01 July 2013 at 12:30:00 UTC, “nsw”"
+    source = "exactly what “shop” publishes to it"
+    assert sentence(EQUAL, EQUAL) == f"{start} held {source}: all 2 tables are as published."
+    assert sentence(EQUAL) == f"{start} held {source}: its one table is as published."
+    assert sentence(EQUAL, DIFFERING) == (
+        f'{start} did not hold {source}: 1 of 2 tables does not (public.a <"script">: 30 missing).'
+        " The other one does."
+    )
+    assert "public.flights could not be compared" in sentence(UNREADABLE)
+    assert sentence(*[DIFFERING] * 5).endswith("; and 2 more).")
+
+
+def test_times_have_the_zone_of_the_reader() -> None:
+    there = NOW.astimezone(dt.timezone(dt.timedelta(hours=10), "AEST"))
+    text = render(verdict(EQUAL), CONTEXT, now=there, run_link="r", index_link="i")
+    assert "2013-07-01 22:30:00 AEST (UTC+1000)" in text
+
+
+def test_trend_links_to_earlier_reports() -> None:
+    assert "Trend" not in page(EQUAL)
+    earlier = [
+        ValidationRecord(NOW - dt.timedelta(hours=hours), "0/1", hours != 2, 3, 0, 7, 1.0, f"{hours}.html")
+        for hours in (1, 2, 3)
+    ]
+    text = page(EQUAL, context=replace(CONTEXT, earlier=tuple(earlier)))
+    assert "3 of the last 4 validations found the subscription consistent" in text
+    assert text.index("3.html") < text.index("2.html") < text.index("1.html")
+    assert 'class="fails" href="2.html"' in text
+
+
+def test_page_names_publisher_filter_and_repair() -> None:
+    links = ReportLinks("https://a/plugin", "https://a/run?<", "https://a/dags/refresh__nsw")
+    filtered = replace(DIFFERING, filters=("(a < 1)", "b"))
+    text = page(filtered, EQUAL, context=replace(CONTEXT, links=links))
+    assert "rows where <code>(a &lt; 1)</code> or <code>b</code>" in text
+    assert "Published: all rows" in text
+    assert "p1, p2" in text
+    assert "cdc-replay refresh nsw --reconcile" in text
+    for link in ("https://a/plugin", "https://a/run?&lt;", "https://a/dags/refresh__nsw"):
+        assert f'href="{link}"' in text

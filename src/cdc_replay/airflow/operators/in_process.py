@@ -19,6 +19,7 @@ from cdc_replay.airflow.dag_ids import replay_dag
 from cdc_replay.airflow.links import REPORT, StatusPageLink, ValidationReportLink
 from cdc_replay.airflow.operators.failures import fail_fast_on_permanent_error
 from cdc_replay.airflow.params import unknown_params
+from cdc_replay.airflow.report_links import report_links
 from cdc_replay.airflow.template_values import is_set
 from cdc_replay.config import Config, GroupConfig
 from cdc_replay.errors import ChangeLogMissing, NotConsistent
@@ -176,7 +177,7 @@ class ValidateOperator(CommandOperator):
     def run_command(self, config: Config, context: Context) -> Json:
         from cdc_replay.commands.validate import validate
 
-        result = validate(config, self.subscription)
+        result = validate(config, self.subscription, links=report_links(self.subscription, context))
         context["ti"].xcom_push(key=REPORT, value=f"{self.subscription}/{result.report.name}")
         metrics.of_validation(result)
         if result.error is not None:

@@ -1,0 +1,91 @@
+"""The routes of the plugin's application."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse
+
+from cdc_replay.airflow.connections import airflow_config
+from cdc_replay.airflow.dag_ids import validate_dag
+from cdc_replay.airflow.page.access import User, require_readable
+from cdc_replay.airflow.page.data import FRESH_SECONDS, details_for, status_for
+from cdc_replay.airflow.page.policy import HEADERS, PAGE_HEADERS, REPORT_HEADERS
+from cdc_replay.airflow.page.report_files import read_report
+
+STATIC_FILES: Final = {
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "uPlot.iife.min.js": "text/javascript",
+    "uPlot.min.css": "text/css",
+}
+
+
+def create_app() -> FastAPI:
+    """The application that Airflow mounts."""
+    app = FastAPI(title="CDC replay", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.middleware("http")
+    async def restrict(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = await call_next(request)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
+
+    _add_page(app)
+    _add_data(app)
+    _add_reports(app)
+    return app
+
+
+def _add_page(app: FastAPI) -> None:
+    files = importlib.resources.files("cdc_replay.airflow.page") / "static"
+
+    @app.get("/")
+    def page(user: User) -> HTMLResponse:  # noqa: ARG001 - its token is required
+        return HTMLResponse((files / "page.html").read_bytes(), headers=dict(PAGE_HEADERS))
+
+    @app.get("/static/{name}")
+    def static(user: User, name: str) -> Response:  # noqa: ARG001 - its token is required
+        if name not in STATIC_FILES:
+            raise HTTPException(404, "there is no such file")
+        return Response((files / name).read_bytes(), media_type=STATIC_FILES[name])
+
+
+def _add_data(app: FastAPI) -> None:
+    # Imported here: the plugin is loaded by processes that never ask a server.
+    from cdc_replay.commands.status import ServerAnswers
+    from cdc_replay.commands.subscription_details import SubscriptionDetails
+    from cdc_replay.postgres.answers import Answers
+    from cdc_replay.subscriber.history import TimeRange
+
+    seconds = airflow_config().timeouts.page.total_seconds()
+    answers = ServerAnswers(seconds, FRESH_SECONDS)
+    details = Answers[SubscriptionDetails](seconds, FRESH_SECONDS)
+
+    @app.get("/data")
+    def data(user: User) -> dict[str, Any]:
+        return status_for(user, answers)
+
+    @app.get("/subscriptions/{subscription}")
+    def subscription_data(user: User, subscription: str, time_range: str = "24h") -> dict[str, Any]:
+        require_readable(user, validate_dag(subscription))
+        known = {time_range.value: time_range for time_range in TimeRange}
+        if subscription not in airflow_config().subscriptions or time_range not in known:
+            raise HTTPException(404, "there is no such subscription or range")
+        return details_for(user, details, subscription, known[time_range])
+
+
+def _add_reports(app: FastAPI) -> None:
+    @app.get("/reports/{subscription}/{page_name}")
+    def report(user: User, subscription: str, page_name: str) -> HTMLResponse:
+        require_readable(user, validate_dag(subscription))
+        config = airflow_config()
+        known = subscription in config.subscriptions
+        content = read_report(config.expectations, subscription, page_name) if known else None
+        if content is None:
+            raise HTTPException(404, "there is no such report")
+        return HTMLResponse(content, headers=dict(REPORT_HEADERS))

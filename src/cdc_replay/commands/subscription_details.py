@@ -1,0 +1,116 @@
+"""What the page shows of one subscription beside its status: tables, parked things, windows, validations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cdc_replay.config import Config
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.results import Result
+from cdc_replay.model.table_state import Copying, Parked, Pending, Ready
+from cdc_replay.postgres.connection import Connection, connect_with_deadline
+from cdc_replay.subscriber import history, subscription_records, subscription_tables
+from cdc_replay.subscriber.copy_definitions import read_copy_definitions
+from cdc_replay.subscriber.history import HistoryPoint, TimeRange, ValidationRecord, WindowRecord
+from cdc_replay.subscriber.subscription_tables import KnownTable
+
+WINDOWS_SHOWN = 50
+VALIDATIONS_SHOWN = 50
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedObject(Result):
+    """A parked subscription (`table` is None) or table, and the transaction that it is parked before.
+
+    Without a transaction only a copy helps.
+    """
+
+    table: str | None
+    position: Lsn
+    transaction: Lsn | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableDetails(Result):
+    """A table: `filters` are those of its last copy, combined with OR; None if every row passes."""
+
+    table: str
+    state: str
+    applied_lsn: Lsn | None
+    filters: tuple[str, ...] | None
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionDetails(Result):
+    """The newest windows and validations come first."""
+
+    subscription: str
+    tables: tuple[TableDetails, ...]
+    parked: tuple[ParkedObject, ...]
+    points: tuple[HistoryPoint, ...]
+    windows: tuple[WindowRecord, ...]
+    validations: tuple[ValidationRecord, ...]
+
+
+def subscription_details(
+    config: Config, subscription: str, time_range: TimeRange, seconds: float
+) -> SubscriptionDetails:
+    """Read them from the subscriber, which may take about `seconds` to answer.
+
+    Raises:
+        CdcReplayError, psycopg.Error: if it does not answer.
+    """
+    dsn = config.dsn_of(config.subscription(subscription))
+    with connect_with_deadline(dsn, purpose=f"page {subscription}", seconds=seconds) as connection:
+        known = subscription_tables.known_tables(connection, subscription)
+        return SubscriptionDetails(
+            subscription,
+            tuple(_tables(connection, subscription, known)),
+            tuple(_parked(connection, subscription, known)),
+            history.history_points(connection, subscription, time_range),
+            history.last_windows(connection, subscription, WINDOWS_SHOWN),
+            history.last_validations(connection, subscription, VALIDATIONS_SHOWN),
+        )
+
+
+def _tables(
+    connection: Connection, subscription: str, known: tuple[KnownTable, ...]
+) -> Iterator[TableDetails]:
+    copied = read_copy_definitions(connection, subscription)
+    for table in known:
+        definition = copied[table.name].definition if table.name in copied else None
+        filters = None if definition is None or definition.filters is None else definition.filters
+        yield TableDetails(
+            table=str(table.name or table.recorded_name),
+            state="dropped" if table.name is None else _word(table),
+            applied_lsn=table.state.applied_lsn if isinstance(table.state, Ready | Parked) else None,
+            filters=None if filters is None else tuple(sorted(filters)),
+            columns=() if definition is None else tuple(sorted(definition.columns)),
+        )
+
+
+def _word(table: KnownTable) -> str:
+    match table.state:
+        case Pending():
+            return "waiting"
+        case Copying():
+            return "copying"
+        case Ready():
+            return "ready"
+        case Parked():
+            return "parked"
+
+
+def _parked(
+    connection: Connection, subscription: str, known: tuple[KnownTable, ...]
+) -> Iterator[ParkedObject]:
+    record = subscription_records.subscription_record(connection, subscription)
+    if record is not None and record.parked_at is not None:
+        yield ParkedObject(None, record.parked_at, record.parked_transaction, record.parked_reason or "")
+    for table in known:
+        if isinstance(table.state, Parked):
+            name, state = table.name or table.recorded_name, table.state
+            yield ParkedObject(str(name), state.applied_lsn, state.transaction, state.reason)

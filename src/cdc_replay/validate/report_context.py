@@ -1,0 +1,75 @@
+"""What a report shows beside the verdict of its run, and its first sentence, which is for everybody."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cdc_replay.subscriber.history import ValidationRecord
+from cdc_replay.validate.verdict import TableVerdict, Verdict
+
+NAMED_TABLES = 3
+"""How many tables that do not hold the first sentence names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportLinks:
+    """Addresses in Airflow: the page of all subscriptions, the run, and the form of the repairing DAG."""
+
+    page: str | None = None
+    run: str | None = None
+    repair: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportContext:
+    """Where the rows come from, the earlier validations, the newest first, and links."""
+
+    publisher: str
+    publications: tuple[str, ...] = ()
+    earlier: tuple[ValidationRecord, ...] = ()
+    links: ReportLinks = ReportLinks()
+
+
+def first_sentence(verdict: Verdict, context: ReportContext, now: dt.datetime) -> str:
+    """What holds and what does not, without a technical term."""
+    when = f"On {now:%d %B %Y} at {time_of_day(now)}"
+    if not verdict.tables:
+        return f"{when} there was nothing to compare: {verdict.error}."
+    subject = f"“{verdict.subscription}”"
+    source = f"what “{context.publisher}” publishes to it"
+    count = len(verdict.tables)
+    failing = [table for table in verdict.tables if not table.success]
+    if verdict.success:
+        tables = "its one table is" if count == 1 else f"all {count} tables are"
+        return f"{when}, {subject} held exactly {source}: {tables} as published."
+    named = "; ".join(_shortcoming(table) for table in failing[:NAMED_TABLES])
+    more = f"; and {len(failing) - NAMED_TABLES} more" if len(failing) > NAMED_TABLES else ""
+    holding = count - len(failing)
+    rest = {0: "", 1: " The other one does."}.get(holding, f" The other {holding} do.")
+    verb = "does" if len(failing) == 1 else "do"
+    return (
+        f"{when}, {subject} did not hold exactly {source}: {len(failing)} of {count} tables {verb} not"
+        f" ({named}{more}).{rest}"
+    )
+
+
+def time_of_day(now: dt.datetime) -> str:
+    """The time with its zone, as a person there writes it."""
+    offset = "" if now.tzname() == "UTC" else f" (UTC{now:%z})"
+    return f"{now:%H:%M:%S} {now.tzname()}{offset}"
+
+
+def _shortcoming(table: TableVerdict) -> str:
+    if table.error is not None:
+        return f"{table.name} could not be compared"
+    if not table.counts:
+        return f"{table.name} fails a check"
+    at_least = "" if table.counts_exact else "at least "
+    return f"{table.name}: {at_least}{_join(f'{count:,} {kind.value}' for kind, count in table.counts)}"
+
+
+def _join(parts: Iterable[str]) -> str:
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last

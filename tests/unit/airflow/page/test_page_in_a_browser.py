@@ -1,0 +1,205 @@
+"""The page in Airflow's menu, in a real browser, with its real files and policy, and given answers.
+
+Whose data and buttons these are is tested with Airflow itself, in `tests/security/test_pages_in_airflow.py`.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from cdc_replay.airflow.page.policy import HEADERS, PAGE_HEADERS
+from cdc_replay.commands.subscription_details import ParkedObject
+from cdc_replay.model.results import to_json
+from cdc_replay.model.status import TableStatus
+from fixtures.page_samples import END, REASON, details, status, subscription
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, Route
+
+pytestmark = pytest.mark.browser
+
+URL = "http://airflow.test/cdc-replay/"
+STATIC = importlib.resources.files("cdc_replay.airflow.page") / "static"
+PARKED = ParkedObject(None, END, END, REASON)
+PARKED_TABLE = ParkedObject("public.flights", END, END, f"{REASON} [R4.6]")
+
+
+@dataclass
+class Server:
+    """Answers the browser's requests; `triggered` are those for a run of a DAG."""
+
+    status: dict[str, Any]
+    details: dict[str, dict[str, Any]]
+    triggered: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    refusal: str | None = None
+
+    def show(self, page: Page, *opened: str) -> list[str]:
+        """Open the page and these subscriptions; what the browser complains of."""
+        complaints: list[str] = []
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: complaints.append(f"dialog {dialog.message}"))
+        page.route("**/*", self._answer)
+        page.goto(URL)
+        for name in opened:
+            page.locator("summary", has=page.get_by_role("heading", name=name, exact=True)).click()
+            page.locator(".u-legend").first.wait_for()
+        return complaints
+
+    def _answer(self, route: Route) -> None:
+        path = unquote(urlsplit(route.request.url).path).removeprefix("/cdc-replay/")
+        if path == "":
+            headers = {**HEADERS, **PAGE_HEADERS}
+            route.fulfill(body=(STATIC / "page.html").read_text(), content_type="text/html", headers=headers)
+        elif path.startswith("static/"):
+            kind = "text/css" if path.endswith("css") else "text/javascript"
+            route.fulfill(body=(STATIC / path.removeprefix("static/")).read_text(), content_type=kind)
+        elif path == "data":
+            route.fulfill(json=self.status)
+        elif path.startswith("subscriptions/"):
+            route.fulfill(json=self.details[path.removeprefix("subscriptions/")])
+        elif path.startswith("/api/v2/dags/") and route.request.method == "POST":
+            self._trigger(route, path)
+        else:
+            route.fulfill(status=404)
+
+    def _trigger(self, route: Route, path: str) -> None:
+        if self.refusal is not None:
+            route.fulfill(status=403, json={"detail": self.refusal})
+            return
+        dag_id = path.removeprefix("/api/v2/dags/").removesuffix("/dagRuns")
+        self.triggered.append((dag_id, json.loads(route.request.post_data or "")))
+        route.fulfill(json={"dag_id": dag_id, "dag_run_id": "manual__1"})
+
+
+@pytest.fixture
+def server() -> Server:
+    """One subscription that is well, and one that is parked."""
+    rows = (
+        subscription("newark"),
+        subscription("kennedy", error=f"parked at {END}: {REASON}"),
+        subscription("delays", applied_lsn=None, lag_seconds=None),
+    )
+    given = {"newark": details("newark"), "kennedy": details("kennedy", parked=[PARKED, PARKED_TABLE])}
+    return Server(status(*rows), given | {"delays": details("delays")})
+
+
+def test_publishers_and_subscriptions_are_shown_in_human_units(server: Server, browser_page: Page) -> None:
+    complaints = server.show(browser_page, "newark")
+    text = browser_page.locator("main").inner_text()
+    assert "648 MB of WAL are retained, 32 % of 2.0 GB" in text
+    assert "3.2 GB" in text
+    assert "cannot connect: timeout expired" in text
+    assert "as of 5 min ago" in text
+    for part in (
+        "up to date",
+        "lag 4.2 s · 51 kB",
+        "rows where (origin = 'EWR'::text)",
+        "all rows",
+        "copying",
+    ):
+        assert part in text, part
+    assert browser_page.locator(".proofs a").count() == 30
+    assert browser_page.locator(".proofs a.differs").count() == 2
+    assert complaints == []
+
+
+def test_charts_show_the_chosen_range(server: Server, browser_page: Page) -> None:
+    asked: list[str] = []
+    browser_page.on("request", lambda request: asked.append(request.url))
+    server.show(browser_page, "newark")
+    assert browser_page.locator(".chart canvas").count() == 2
+    browser_page.get_by_role("button", name="7 d").click()
+    browser_page.locator("button[data-range='7d'][aria-pressed=true]").wait_for()
+    assert f"{URL}subscriptions/newark?time_range=24h" in asked
+    assert f"{URL}subscriptions/newark?time_range=7d" in asked
+
+
+def test_parked_things_have_the_error_and_the_ways_out(server: Server, browser_page: Page) -> None:
+    server.show(browser_page, "kennedy")
+    text = browser_page.locator("#subscriptions").inner_text()
+    assert "Key (id)=(1207) already exists." in text
+    assert f"cdc-replay resume kennedy --skip {END}" in text
+    assert f"cdc-replay resume kennedy --table public.flights --skip {END}" in text
+    assert "cdc-replay resume kennedy --table public.flights --accept-null" in text
+    browser_page.get_by_role("button", name="Retry now").click()
+    browser_page.get_by_role("button", name="Run", exact=True).click()
+    browser_page.get_by_text("replay__flights was triggered").wait_for()
+    assert server.triggered == [("replay__flights", {"logical_date": None, "conf": {}})]
+
+
+def test_buttons_ask_first_and_trigger_with_params(server: Server, browser_page: Page) -> None:
+    server.show(browser_page, "newark")
+    browser_page.get_by_role("button", name="Copy again").nth(1).click()
+    browser_page.get_by_role("button", name="Cancel").click()
+    assert server.triggered == []
+    browser_page.get_by_role("button", name="Refresh").click()
+    assert browser_page.get_by_text("This DAG is paused in Airflow").is_visible()
+    browser_page.get_by_label("Reconcile").check()
+    browser_page.keyboard.press("Escape")
+    browser_page.get_by_role("button", name="Refresh").click()
+    browser_page.get_by_role("button", name="Run", exact=True).click()
+    browser_page.get_by_text("refresh__newark was triggered").wait_for()
+    conf = {"reconcile": False, "dry_run": True}
+    assert server.triggered == [("refresh__newark", {"logical_date": None, "conf": conf})]
+
+
+def test_a_refusal_of_airflow_is_shown(server: Server, browser_page: Page) -> None:
+    server.refusal = "Forbidden"
+    server.show(browser_page, "newark")
+    browser_page.get_by_role("button", name="Validate").click()
+    browser_page.get_by_role("button", name="Run", exact=True).click()
+    browser_page.get_by_text("validate__newark was not triggered: Forbidden").wait_for()
+
+
+def test_there_is_no_button_for_those_who_may_not_trigger(server: Server, browser_page: Page) -> None:
+    server.details["kennedy"] = details("kennedy", parked=[PARKED, PARKED_TABLE], triggers=False)
+    server.status["dags"] = {}
+    server.show(browser_page, "kennedy")
+    assert browser_page.locator("main").get_by_role("button").count() == 0
+    assert "cdc-replay replay kennedy" in browser_page.locator("#subscriptions").inner_text()
+
+
+@pytest.mark.parametrize("markup", ["<img src=x onerror=alert(1)>", "<script>alert(1)</script>", "\"'><b>"])
+def test_texts_of_servers_stay_texts(server: Server, browser_page: Page, markup: str) -> None:
+    parked = ParkedObject(f"public.{markup}", END, END, markup)
+    server.details["kennedy"] = details("kennedy", filters=[markup], parked=[parked])
+    server.status["tables"] = [to_json(TableStatus("kennedy", "public.flights", "ready", notice=markup))]
+    server.status["publishers"][1]["error"] = markup
+    complaints = server.show(browser_page, "kennedy")
+    assert browser_page.locator("main").inner_text().count(markup) >= 4
+    assert browser_page.locator("main img, main script, main b").count() == 0
+    assert complaints == []
+
+
+def test_page_works_on_a_phone(server: Server, browser_page: Page) -> None:
+    browser_page.set_viewport_size({"width": 390, "height": 800})
+    server.show(browser_page, "kennedy")
+    assert browser_page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert browser_page.get_by_text("Changes read").first.is_visible()
+
+
+def test_keyboard_opens_a_subscription_and_keeps_its_place(server: Server, browser_page: Page) -> None:
+    server.show(browser_page)
+    summary = browser_page.locator("summary").first
+    summary.focus()
+    browser_page.keyboard.press("Enter")
+    browser_page.locator(".u-legend").first.wait_for()
+    browser_page.evaluate("poll()")
+    assert browser_page.evaluate("document.activeElement.dataset.key") == "subscription newark"
+
+
+def test_what_is_old_is_said_when_airflow_does_not_answer(server: Server, browser_page: Page) -> None:
+    server.show(browser_page)
+    browser_page.locator("summary").first.wait_for()
+    browser_page.unroute_all()
+    browser_page.route("**/data", lambda route: route.fulfill(status=401))
+    browser_page.evaluate("poll()")
+    assert "you are not logged in" in browser_page.locator("#updated").inner_text()
+    assert browser_page.locator("summary").count() == 3
