@@ -77,6 +77,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environm
             link(requirement.name, environment.site_packages)
     subprocess.run(
         [*PIP, "--python", environment.folder, "install", "--quiet", "--no-deps", "--no-index", wheel],
+        env=without_python(),
         check=True,
     )
     return environment

@@ -25,8 +25,8 @@ from fixtures.screen import joined, screen
 
 NOW = dt.datetime(2026, 11, 25, 14, 5, 7, tzinfo=dt.timezone(dt.timedelta(hours=1)))
 SHOP = PublisherStatus(
-    "shop", "cdc_replay_shop", "reserved", Lsn(0x4C4B40), Lsn(1), Lsn(0x4AC4A0), 100_000, 50 << 20,
-    state=PublisherState.READY,
+    "shop", "cdc_replay_shop", "reserved", Lsn(0x4C4B40), Lsn(1), Lsn(0x4AC4A0),
+    behind_bytes=100_000, retained_wal_bytes=50 << 20, state=PublisherState.READY,
 )  # fmt: skip
 NSW = SubscriptionStatus(
     "nsw", "shop", Lsn(0x4AC4A0), 100_000, 3.0, "succeeded at 0/4AC4A0", "consistent at 0/4AC4A0",
