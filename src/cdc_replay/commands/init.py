@@ -9,6 +9,7 @@ from pathlib import Path
 from cdc_replay.capture.publications import OUR_PUBLICATIONS
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.config_draft import ConfigDraft, Endpoint
+from cdc_replay.config_file import has_reference
 from cdc_replay.errors import InvalidConfiguration, PublicationMissing
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.results import Result
@@ -64,6 +65,7 @@ def draft(
 
     Raises:
         PublicationMissing: if the publisher lacks one of them.
+        InvalidConfiguration: if a name would be read as a reference to the environment.
     """
     known = publication_names(catalog)
     for name in publications:
@@ -71,6 +73,12 @@ def draft(
             detail = f"The publisher has: {', '.join(known)}."
             hint = did_you_mean(name, known)
             raise PublicationMissing(f'publication "{name}" does not exist', detail=detail, hint=hint)
+        if has_reference(name):
+            raise InvalidConfiguration(
+                f'publication "{name}" cannot be named in a configuration file',
+                detail="Its name would be replaced by a variable of the environment.",
+                hint="Name the others with --publication, or rename it on the publisher.",
+            )
     names = [table.table.name for table in synced_tables(catalog, publications)]
     with connect(subscriber_dsn, purpose="init") as connection:
         existing = read_target_tables(connection, names)

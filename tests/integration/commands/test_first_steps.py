@@ -121,6 +121,17 @@ def test_init_and_doctor_lead_to_a_publisher_that_is_set_up(
     assert (found["warning"], found["failed"]) == ([], [])
 
 
+@pytest.mark.usefixtures("config")
+def test_init_names_no_publication_that_would_be_replaced_by_a_variable(
+    capsys: pytest.CaptureFixture[str], roles: tuple[str, str], publisher: Database
+) -> None:
+    publisher.run('create publication "${HOME}" for table u')
+
+    code, told = run(capsys, "init", "--publisher-dsn", roles[0], "--subscriber-dsn", roles[1])
+
+    assert (code, 'publication "${HOME}" cannot be named' in told) == (2, True)
+
+
 def test_doctor_without_a_configuration_or_java_says_what_is_missing(
     capsys: pytest.CaptureFixture[str], config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
