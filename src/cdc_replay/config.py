@@ -70,6 +70,8 @@ class SubscriptionConfig:
     """Maximum of concurrent snapshot tasks, each with one connection to both sides; None: Spark's cores."""
     snapshot_rate: int | None = None
     """Bytes per second that all readers of a snapshot together may copy; None: no limit."""
+    reports_values: bool = False
+    """Whether reports show values of differing rows, not only their keys."""
 
     @property
     def name(self) -> str:
@@ -313,6 +315,7 @@ def _subscription(name: str, given: GivenSubscription) -> SubscriptionConfig:
         snapshot_chunk=given.snapshot_chunk,
         snapshot_readers=given.snapshot_readers,
         snapshot_rate=given.snapshot_rate,
+        reports_values=given.report_values == "all",
     )
 
 

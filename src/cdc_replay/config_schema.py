@@ -112,6 +112,9 @@ class Subscription(_Endpoint):
     run_as_owner: bool = False
     """`false`: code of the subscriber's tables (defaults, checks, triggers) runs with the rights of the
     table's owner; `true`: with those of the connecting role, see [security](security.md#code-of-owners)"""
+    report_values: Literal["keys", "all"] = "keys"
+    """what validation reports show of differing rows: `keys`, or `all` values of both sides, up to 200
+    characters each"""
     snapshot_chunk: Size = 256 * 1024 * 1024
     """size of the chunks in which a snapshot reads a table, such as `256MB`; a killed reader loses one
     chunk"""

@@ -49,6 +49,7 @@ def validate(
                 sides.tables,
                 config.expectations,
                 ReportContext(configured.publisher, configured.publications, earlier, links or ReportLinks()),
+                with_values=config.subscription(subscription).reports_values,
                 report=report,
             )
         )

@@ -17,6 +17,7 @@ differ.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import logging
@@ -29,7 +30,14 @@ from psycopg import sql
 
 from cdc_replay.compare.buckets import BucketComparison, Buckets, compare_buckets
 from cdc_replay.compare.difference import Difference, DifferenceKind
-from cdc_replay.compare.digest import HashedRow, TableSide, duplicate_keys, list_rows, rows_outside_filter
+from cdc_replay.compare.digest import (
+    HashedRow,
+    TableSide,
+    duplicate_keys,
+    list_rows,
+    read_values,
+    rows_outside_filter,
+)
 from cdc_replay.compare.fence import ComparisonFence
 from cdc_replay.compare.table_pair import TablePair
 from cdc_replay.errors import MissingPrivilege, PublisherNotReady
@@ -88,23 +96,25 @@ class DifferenceCounts:
 
     limit: int
     counts: dict[DifferenceKind, int] = field(default_factory=lambda: dict.fromkeys(DifferenceKind, 0))
-    keys: dict[DifferenceKind, list[str]] = field(
-        default_factory=lambda: {kind: [] for kind in DifferenceKind}
-    )
+    kept: list[Difference] = field(default_factory=list)
     exact: bool = True
 
-    def add(self, kind: DifferenceKind, count: int, key: str) -> None:
+    def add(self, kind: DifferenceKind, count: int, key: str, key_hash: str = "") -> None:
         """Count `count` rows of `key`."""
         if count == 0:
             return
         self.counts[kind] += count
-        if len(self.keys[kind]) < self.limit:
-            self.keys[kind].append(key)
+        if len(self.of_kind(kind)) < self.limit:
+            self.kept.append(Difference(kind, key, key_hash))
+
+    def of_kind(self, kind: DifferenceKind) -> list[Difference]:
+        """The kept differences of one kind."""
+        return [difference for difference in self.kept if difference.kind is kind]
 
     @property
     def first(self) -> tuple[Difference, ...]:
         """The kept differences, by kind."""
-        return tuple(Difference(kind, key) for kind, keys in self.keys.items() for key in keys)
+        return tuple(difference for kind in DifferenceKind for difference in self.of_kind(kind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +167,9 @@ class NotCompared:
 
 
 def compare_table(
-    fence: ComparisonFence, validated: ValidatedTable, listed_keys: int
+    fence: ComparisonFence, validated: ValidatedTable, listed_keys: int, *, with_values: bool = False
 ) -> Comparison | NotCompared:
-    """Compare one table; `listed_keys` differences of each kind are kept.
+    """Compare one table; `listed_keys` differences of each kind are kept, on request with the rows' values.
 
     An error of this table only is a result, so that the other tables are still compared.
 
@@ -182,7 +192,8 @@ def compare_table(
             act_on(fence.subscriber, [validated.target], only_reads=True) as sessions,
         ):
             session = sessions.session_for(validated.target)
-            return _compare(fence, session, validated, validated.target, listed_keys)
+            pair = _lock_pair(fence, session, validated, validated.target)
+            return _compare(fence, session, pair, listed_keys, with_values=with_values)
     except TABLE_ERRORS as error:
         logger.warning("table %s cannot be compared: %s", name, type(error).__name__)
         return NotCompared(_reason(error))
@@ -194,27 +205,31 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _compare(
-    fence: ComparisonFence,
-    session: TargetSession,
-    validated: ValidatedTable,
-    target: TargetTable,
-    listed_keys: int,
-) -> Comparison:
+def _lock_pair(
+    fence: ComparisonFence, session: TargetSession, validated: ValidatedTable, target: TargetTable
+) -> TablePair:
     synced = validated.table
     lock_planned_tables(fence.publisher, [PlannedTable.from_catalog(synced.table)])
-    pair = TablePair.from_tables(
+    return TablePair.from_tables(
         synced, target, fence.publisher, fence.subscriber, session, only_key=not validated.full
     )
+
+
+def _compare(
+    fence: ComparisonFence, session: TargetSession, pair: TablePair, listed_keys: int, *, with_values: bool
+) -> Comparison:
     publisher, subscriber = pair.publisher(fence.publisher), pair.subscriber(session)
     with compare_buckets(publisher, subscriber, BUCKET_BITS) as compared:
         buckets = tuple(compared)
     failpoint("validate.after_digests")
+    differences = _list_differences(publisher, subscriber, buckets, listed_keys)
+    if with_values and pair.key:
+        _add_values(publisher, subscriber, differences)
     return Comparison(
         buckets=buckets,
         key=pair.key,
         columns=pair.columns,
-        differences=_list_differences(publisher, subscriber, buckets, listed_keys),
+        differences=differences,
         duplicates=_duplicates(subscriber, listed_keys) if pair.key else None,
         outside=_outside(pair, subscriber, buckets, listed_keys),
     )
@@ -233,6 +248,22 @@ def _list_differences(
         publisher_rows, subscriber_rows = list_rows(publisher, within), list_rows(subscriber, within)
         compare_rows(counted, publisher.key, publisher_rows, subscriber_rows)
     return counted
+
+
+def _add_values(publisher: TableSide, subscriber: TableSide, differences: DifferenceCounts) -> None:
+    """Read the rows with the kept keys from both sides."""
+    hashes = sorted({difference.key_hash for difference in differences.kept})
+    if not hashes:
+        return
+    published, present = read_values(publisher, hashes), read_values(subscriber, hashes)
+    differences.kept = [
+        dataclasses.replace(
+            difference,
+            publisher=published.get(difference.key_hash, ()),
+            subscriber=present.get(difference.key_hash, ()),
+        )
+        for difference in differences.kept
+    ]
 
 
 def compare_rows(
@@ -283,14 +314,15 @@ def _compare_key(
     outside = _surplus((row for row in subscriber if row.outside_filter), publisher)
     if missing + unexpected + outside == 0:
         return
-    shown = show_key(key, (publisher or subscriber)[0].shown)
+    first = (publisher or subscriber)[0]
+    shown = show_key(key, first.shown), first.key_hash
     different = min(missing, unexpected + outside)
     # A row with other values is one difference, whether or not these pass the filter.
     paired_outside = min(different, outside)
-    counted.add(DifferenceKind.DIFFERENT, different, shown)
-    counted.add(DifferenceKind.MISSING, missing - different, shown)
-    counted.add(DifferenceKind.OUTSIDE_FILTER, outside - paired_outside, shown)
-    counted.add(DifferenceKind.UNEXPECTED, unexpected - (different - paired_outside), shown)
+    counted.add(DifferenceKind.DIFFERENT, different, *shown)
+    counted.add(DifferenceKind.MISSING, missing - different, *shown)
+    counted.add(DifferenceKind.OUTSIDE_FILTER, outside - paired_outside, *shown)
+    counted.add(DifferenceKind.UNEXPECTED, unexpected - (different - paired_outside), *shown)
 
 
 def _surplus(rows: Iterable[HashedRow], others: Iterable[HashedRow]) -> int:

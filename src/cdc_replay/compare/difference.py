@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import TypeAlias
+
+RowValues: TypeAlias = tuple[str | None, ...]
+"""Values of a row as texts, in the order of the compared columns; long ones are cut."""
 
 
 class DifferenceKind(enum.Enum):
@@ -21,7 +25,10 @@ class DifferenceKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One differing row, by the values of its key."""
+    """One differing row, by the values of its key, and if they were read, the rows with that key."""
 
     kind: DifferenceKind
     key: str
+    key_hash: str
+    publisher: tuple[RowValues, ...] = ()
+    subscriber: tuple[RowValues, ...] = ()

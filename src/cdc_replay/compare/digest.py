@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from psycopg import sql
 
+from cdc_replay.compare.difference import RowValues
 from cdc_replay.postgres.connection import translated_errors
 from cdc_replay.postgres.identifiers import commas, names
 from cdc_replay.subscriber.as_owner import TargetSession
@@ -64,6 +65,19 @@ ROWS_OUTSIDE_FILTER: Final = """
     order by key_hash collate pg_catalog."C"
     limit {limit}
 """
+
+
+VALUES_OF_ROWS: Final = """
+    select key_hash, shown
+    from (select {key_hash} as key_hash, array[{values}]::text[] as shown from ({rows}) as rows) as hashed
+    where key_hash = any ({hashes}::text[])
+"""
+
+LONGEST_VALUE: Final = 200
+"""Characters of a value that a report shows."""
+
+ROWS_SHOWN: Final = 3
+"""Rows of one key that a report shows: a subscriber's table need not be unique."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +163,28 @@ def list_rows(side: TableSide, within: sql.Composable) -> Iterator[HashedRow]:
     columns = "key_hash text, row_hash text, count bigint, shown text[], outside boolean"
     for key_hash, row_hash, count, shown, outside in side.session.stream(query, columns):
         yield HashedRow(key_hash, row_hash, count, tuple(shown), outside)
+
+
+def read_values(side: TableSide, key_hashes: Sequence[str]) -> dict[str, tuple[RowValues, ...]]:
+    """The rows with these keys, by the hash of the key: the first `ROWS_SHOWN` of each."""
+    values = commas(
+        sql.SQL("case when num_nulls({0}) = 0 then left(format('%s', {0}), {1}) end").format(
+            sql.Identifier(name), sql.Literal(LONGEST_VALUE)
+        )
+        for name in side.columns
+    )
+    query = sql.SQL(VALUES_OF_ROWS).format(
+        key_hash=hash_of(names(side.hashed_key)),
+        values=values,
+        rows=side.rows,
+        hashes=sql.Literal(list(key_hashes)),
+    )
+    by_key: dict[str, tuple[RowValues, ...]] = {}
+    for key_hash, shown in side.session.stream(query, "key_hash text, shown text[]"):
+        rows = by_key.get(key_hash, ())
+        if len(rows) < ROWS_SHOWN:
+            by_key[key_hash] = (*rows, tuple(shown))
+    return by_key
 
 
 def duplicate_keys(side: TableSide, limit: int) -> tuple[int, list[tuple[str, ...]]]:

@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from cdc_replay.compare.difference import DifferenceKind
+from cdc_replay.compare.difference import Difference, DifferenceKind
 from cdc_replay.private_files import make_folder
 from cdc_replay.subscriber.history import ValidationRecord
 from cdc_replay.validate.report_context import ReportContext, first_sentence, time_of_day
@@ -283,7 +283,7 @@ def _differences(table: TableVerdict) -> str:
         return ""
     rows = "".join(
         f'<tr><td class="kind">{escape(difference.kind.value)}</td>'
-        f'<td class="key mono">{escape(difference.key)}</td></tr>'
+        f'<td class="key mono">{escape(difference.key)}{_values(table.columns, difference)}</td></tr>'
         for difference in table.differences
     )
     total = sum(count for _, count in table.counts)
@@ -291,6 +291,28 @@ def _differences(table: TableVerdict) -> str:
     first = f" (the first {shown:,} keys)" if shown < total else ""
     title = f"Differing rows{first}"
     return f"<table><tr><th>Difference</th><th>{title}</th></tr>{rows}</table>"
+
+
+def _values(columns: tuple[str, ...], difference: Difference) -> str:
+    """The rows of both sides beside each other; of one row with other values, the columns that differ."""
+    sides = difference.publisher, difference.subscriber
+    if not any(sides):
+        return ""
+    is_one_row = all(len(side) == 1 for side in sides)
+    rows = "".join(
+        f"<tr><td>{escape(column)}</td>"
+        + "".join(
+            f"<td>{'<br>'.join(_value(row[position]) for row in side) or '&ndash;'}</td>" for side in sides
+        )
+        + "</tr>"
+        for position, column in enumerate(columns)
+        if not is_one_row or sides[0][0][position] != sides[1][0][position]
+    )
+    return f"<table><tr><th>Column</th><th>Publisher</th><th>Subscriber</th></tr>{rows}</table>"
+
+
+def _value(value: str | None) -> str:
+    return '<span class="soft">NULL</span>' if value is None else escape(value)
 
 
 def _keys(title: str, keys: tuple[str, ...]) -> str:

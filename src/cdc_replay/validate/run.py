@@ -70,6 +70,8 @@ class ValidationRequest:
     context_root: Path
     context: ReportContext
     listed_keys: int = 20
+    with_values: bool = False
+    """Whether the report shows the values of listed rows, on both sides."""
     report: Report = unreported
 
 
@@ -127,10 +129,14 @@ def _observe(request: ValidationRequest) -> tuple[ObservedTable, ...]:
         request.report, "compare", request.subscription, request.tables, lambda table: table.table.table.name
     )
     for position, validated in enumerate(tables, start=1):
-        table = ObservedTable(validated, compare_table(request.fence, validated, request.listed_keys))
+        table = ObservedTable(validated, _compare(request, validated))
         logger.info("compared %s (%d of %d)", validated.table.table.name, position, len(request.tables))
         observed.append(table)
     return tuple(observed)
+
+
+def _compare(request: ValidationRequest, validated: ValidatedTable) -> Comparison | NotCompared:
+    return compare_table(request.fence, validated, request.listed_keys, with_values=request.with_values)
 
 
 def _data_context(context_root: Path) -> Path:
@@ -259,6 +265,7 @@ def _table_verdict(table: ObservedTable, checks: Mapping[tuple[str, CheckKind], 
         outside_filter=() if observed.outside is None else observed.outside.first,
         notes=_notes(table),
         filters=filters,
+        columns=observed.columns,
     )
 
 

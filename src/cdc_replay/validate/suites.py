@@ -140,7 +140,9 @@ def _frame_rows(table: ObservedTable) -> Iterator[dict[str, object]]:
 def _summary(relation: str, observed: Comparison) -> dict[str, object]:
     counts = observed.differences.counts
     keys = {
-        kind.value: _markup(kind_keys) for kind, kind_keys in observed.differences.keys.items() if kind_keys
+        kind.value: _markup([difference.key for difference in kept])
+        for kind in DifferenceKind
+        if (kept := observed.differences.of_kind(kind))
     }
     duplicates, outside = observed.duplicates, observed.outside
     return {

@@ -64,6 +64,8 @@ class TableVerdict:
     notes: tuple[str, ...] = ()
     error: str | None = None
     filters: tuple[str, ...] | None = None
+    columns: tuple[str, ...] = ()
+    """The compared columns: those of the differences' values."""
 
     @property
     def success(self) -> bool:

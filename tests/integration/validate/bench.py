@@ -35,6 +35,8 @@ class Bench:
     publisher_dsn: str | None = None
     """How to reach the publisher, if not as its superuser."""
     subscriber_dsn: str | None = None
+    with_values: bool = False
+    """Whether the report shows values of differing rows."""
 
     def both(self, script: str) -> None:
         """Run a script on both sides."""
@@ -95,5 +97,7 @@ class Bench:
     ) -> Verdict:
         context = ReportContext("shop", ("p",))
         return validate_subscription(
-            ValidationRequest(subscription, fence, tables, self.context_root, context)
+            ValidationRequest(
+                subscription, fence, tables, self.context_root, context, with_values=self.with_values
+            )
         )

@@ -543,6 +543,26 @@ def test_no_file_contains_the_connection_or_values_other_than_keys(orders: Bench
             assert orders.publisher.dsn.encode() not in content, file
 
 
+def test_report_shows_values_of_both_sides_where_it_may(orders: Bench) -> None:
+    orders.subscriber.run("update orders set note = '<b>private</b>', total = null where id = 10")
+    orders.subscriber.run("delete from orders where id = 20")
+
+    verdict = replace(orders, with_values=True).validate()
+
+    differences = {difference.key: difference for difference in only_table(verdict).differences}
+    different, missing = differences["id=10"], differences["id=20"]
+    assert only_table(verdict).columns == ("id", "region", "total", "note")
+    assert different.publisher == (("10", "NSW", "15.00", "note 10"),)
+    assert different.subscriber == (("10", "NSW", None, "<b>private</b>"),)
+    assert (missing.publisher, missing.subscriber) == ((("20", "NSW", "30.00", "note 20"),), ())
+    page = verdict.report.read_text(encoding="utf-8")
+    assert "<td>note</td><td>note 10</td><td>&lt;b&gt;private&lt;/b&gt;</td>" in page
+    assert '<td>total</td><td>15.00</td><td><span class="soft">NULL</span></td>' in page
+    assert "<td>note</td><td>note 20</td><td>&ndash;</td>" in page
+    others = set(orders.context_root.rglob("*.*")) - {verdict.report, verdict.report.parent / "latest.html"}
+    assert not any(b"private" in file.read_bytes() for file in others if file.is_file())
+
+
 @pytest.mark.parametrize(
     "folder", ["expectations", "checkpoints", "validation_definitions", "uncommitted/validations"]
 )

@@ -34,7 +34,7 @@ DIFFERING = TableVerdict(
     publisher_rows=30,
     subscriber_rows=0,
     counts=((DifferenceKind.MISSING, 30),),
-    differences=(Difference(DifferenceKind.MISSING, "id=<b>1</b>"),),
+    differences=(Difference(DifferenceKind.MISSING, "id=<b>1</b>", ""),),
 )
 UNREADABLE = replace(EQUAL, checks=(), error="division by zero", publisher_rows=None, subscriber_rows=None)
 INFORMATIVE = replace(
