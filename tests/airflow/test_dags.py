@@ -129,7 +129,8 @@ def test_manual_dags_have_typed_params(parsed: dict[str, Any]) -> None:
     assert dags["snapshot__nsw"]["params"] == ["tables"]
     assert dags["refresh__nsw"]["params"] == ["dry_run", "reconcile"]
     assert dags["replay__shop"]["params"] == ["to_lsn"]
-    for verb in ("snapshot", "backfill", "refresh"):
+    assert dags["resume__nsw"]["params"] == ["accept_null", "skip", "tables"]
+    for verb in ("snapshot", "backfill", "refresh", "resume"):
         assert dags[f"{verb}__nsw"]["schedule"] == "None"
 
 

@@ -177,7 +177,7 @@ def test_status_has_only_readable_objects(
 @pytest.mark.parametrize(
     ("user", "shown"),
     [
-        (USER, {"replay": True, "validate": True, "snapshot": True, "refresh": True, "backfill": True}),
+        (USER, dict.fromkeys(("replay", "validate", "snapshot", "refresh", "backfill", "resume"), True)),
         ("operator", {"validate": True, "snapshot": True}),
         ("clerk", {"validate": False}),
     ],

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         CaptureDag,
         RefreshDag,
         ReplayDag,
+        ResumeDag,
         SnapshotDag,
         ValidateDag,
         WatchDag,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         CaptureOperator,
         EmitAssetEventOperator,
         PlanBackfillOperator,
+        ResumeOperator,
         SetupOperator,
         ValidateOperator,
         WatchOperator,
@@ -60,6 +62,8 @@ __all__ = [
     "ReplayOperator",
     "ReplayTaskGroup",
     "ReportOperator",
+    "ResumeDag",
+    "ResumeOperator",
     "SetupOperator",
     "SnapshotDag",
     "SnapshotOperator",
@@ -77,13 +81,13 @@ __all__ = [
 _MODULES: Final = {
     "cdc_replay.airflow.assets": ("change_log", "subscription"),
     "cdc_replay.airflow.dags": (
-        "BackfillDag", "CaptureDag", "RefreshDag", "ReplayDag", "SnapshotDag", "ValidateDag", "WatchDag",
-        "followed_groups",
+        "BackfillDag", "CaptureDag", "RefreshDag", "ReplayDag", "ResumeDag", "SnapshotDag", "ValidateDag",
+        "WatchDag", "followed_groups",
     ),
     "cdc_replay.airflow.hooks": ("PublisherHook", "SubscriberHook"),
     "cdc_replay.airflow.operators.in_process": (
-        "CaptureOperator", "EmitAssetEventOperator", "PlanBackfillOperator", "SetupOperator",
-        "ValidateOperator", "WatchOperator",
+        "CaptureOperator", "EmitAssetEventOperator", "PlanBackfillOperator", "ResumeOperator",
+        "SetupOperator", "ValidateOperator", "WatchOperator",
     ),
     "cdc_replay.airflow.operators.report": ("ReportOperator",),
     "cdc_replay.airflow.operators.spark": (

@@ -22,6 +22,7 @@ from cdc_replay.airflow.operators.in_process import (
     CaptureOperator,
     EmitAssetEventOperator,
     PlanBackfillOperator,
+    ResumeOperator,
     SetupOperator,
     ValidateOperator,
     WatchOperator,
@@ -32,6 +33,7 @@ from cdc_replay.airflow.params import (
     capture_params,
     refresh_params,
     replay_params,
+    resume_params,
     snapshot_params,
 )
 from cdc_replay.airflow.replay_tasks import add_replay_tasks
@@ -46,7 +48,7 @@ from cdc_replay.airflow.task_arguments import (
 from cdc_replay.config import Config, GroupConfig, load_config
 from cdc_replay.errors import InvalidConfiguration
 
-ORDER: Final = ("capture", "replay", "validate", "snapshot", "refresh", "backfill", "watch")
+ORDER: Final = ("capture", "replay", "validate", "snapshot", "refresh", "backfill", "resume", "watch")
 """The verbs in the order of the display names."""
 
 
@@ -229,6 +231,34 @@ class SnapshotDag(SubscriptionDag):
                 subscription=subscription,
                 config=config,
                 tables="{{ params.tables | tojson }}",
+                refuse_unknown_params=True,
+            )
+
+
+class ResumeDag(SubscriptionDag):
+    """Let a parked subscription or table be replayed again, with or without what parked it."""
+
+    def __init__(self, subscription: str, *, config: Config | None = None, **kwargs: Any) -> None:
+        config = config or load_config()
+        text = (
+            f"Let `{subscription}`, which is parked, or parked tables of it, be replayed again: with the"
+            " transaction before which they are parked, without it (*Skip*), or with NULL for values that"
+            " exist nowhere (*Accept NULL*). A skipped transaction is lost for good. Nothing is applied"
+            " here: the next replay does that."
+        )
+        arguments = {
+            "dag_id": f"resume__{subscription}",
+            "description": f"Replay parked parts of {subscription} again",
+            "params": resume_params(),
+        }
+        super().__init__(config, "resume", subscription, text, arguments | kwargs)
+        with self:
+            ResumeOperator(
+                task_id="resume",
+                subscription=subscription,
+                tables="{{ params.tables | tojson }}",
+                skip="{{ params.skip or '' }}",
+                accept_null="{{ params.accept_null }}",
                 refuse_unknown_params=True,
             )
 

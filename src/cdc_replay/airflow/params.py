@@ -65,6 +65,33 @@ def snapshot_params() -> ParamsDict:
     )
 
 
+def resume_params() -> ParamsDict:
+    """`tables`, `skip`, `accept_null`."""
+    return ParamsDict(
+        {
+            "tables": Param(
+                [],
+                type="array",
+                items={"type": "string", "pattern": TABLE},
+                uniqueItems=True,
+                title="Tables",
+                description="Resume these parked tables, each as schema.table. Empty: the subscription.",
+            ),
+            "skip": _optional_lsn(
+                "Leave out the whole transaction that ends here; the error and the page name it. Empty: it is"
+                " tried again.",
+                title="Skip",
+            ),
+            "accept_null": Param(
+                default=False,
+                type="boolean",
+                title="Accept NULL",
+                description="Store NULL for values of the transaction that were not sent and exist nowhere.",
+            ),
+        }
+    )
+
+
 def refresh_params() -> ParamsDict:
     """`reconcile`, `dry_run`."""
     return ParamsDict(
@@ -137,12 +164,12 @@ def _position(title: str, description: str) -> Param:
     )
 
 
-def _optional_lsn(description: str) -> Param:
+def _optional_lsn(description: str, title: str = "Up to") -> Param:
     return Param(
         None,
         type=["null", "string"],
         pattern=LSN,
-        title="Up to",
+        title=title,
         description=description,
         examples=["16/B374D848"],
     )

@@ -20,10 +20,11 @@ from cdc_replay.airflow.links import REPORT, StatusPageLink, ValidationReportLin
 from cdc_replay.airflow.operators.failures import fail_fast_on_permanent_error
 from cdc_replay.airflow.params import unknown_params
 from cdc_replay.airflow.report_links import report_links
-from cdc_replay.airflow.template_values import is_set
+from cdc_replay.airflow.template_values import is_set, table_names
 from cdc_replay.config import Config, GroupConfig
 from cdc_replay.errors import ChangeLogMissing, NotConsistent
 from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.private_files import private_umask
 from cdc_replay.termination import end_now
 
@@ -187,6 +188,49 @@ class ValidateOperator(CommandOperator):
                 hint=f"The report is {result.report}.",
             )
         return result.to_dict()
+
+
+class ResumeOperator(CommandOperator):
+    """Let a parked subscription, or parked tables, be replayed again; the next replay applies the changes.
+
+    :param subscription: name of the subscription in the configuration
+    :param tables: parked tables, as schema.table; default: the subscription (templated, as a JSON array)
+    :param skip: end of the transaction to leave out; default: it is tried again (templated)
+    :param accept_null: store NULL for values that exist nowhere (templated)
+    :param refuse_unknown_params: fail if the run's configuration has keys that are no Params of the DAG
+    """
+
+    template_fields: Sequence[str] = ("tables", "skip", "accept_null")
+
+    def __init__(
+        self,
+        *,
+        subscription: str,
+        tables: Sequence[str] | str = (),
+        skip: str | None = None,
+        accept_null: bool | str = False,
+        refuse_unknown_params: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.subscription = subscription
+        self.tables = tables
+        self.skip = skip
+        self.accept_null = accept_null
+        self.refuse_unknown_params = refuse_unknown_params
+
+    def run_command(self, config: Config, context: Context) -> Json:
+        from cdc_replay.commands.resume import resume
+
+        if self.refuse_unknown_params:
+            check_params(self, context)
+        return resume(
+            config,
+            self.subscription,
+            tables=[QualifiedName(*name.split(".", 1)) for name in table_names(self.tables)],
+            skip=Lsn.parse(self.skip) if self.skip else None,
+            accept_null=is_set(self.accept_null),
+        ).to_dict()
 
 
 class PlanBackfillOperator(CommandOperator):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FRESH_SECONDS: Final = 5.0
 
-OF_SUBSCRIPTION: Final = ("validate", "snapshot", "refresh", "backfill")
+OF_SUBSCRIPTION: Final = ("validate", "snapshot", "refresh", "backfill", "resume")
 """DAGs `<kind>__<subscription>`, beside `replay__<group>`."""
 
 

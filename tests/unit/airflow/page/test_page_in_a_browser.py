@@ -125,13 +125,26 @@ def test_parked_things_have_the_error_and_the_ways_out(server: Server, browser_p
     server.show(browser_page, "kennedy")
     text = browser_page.locator("#subscriptions").inner_text()
     assert "Key (id)=(1207) already exists." in text
-    assert f"cdc-replay resume kennedy --skip {END}" in text
-    assert f"cdc-replay resume kennedy --table public.flights --skip {END}" in text
-    assert "cdc-replay resume kennedy --table public.flights --accept-null" in text
-    browser_page.get_by_role("button", name="Retry now").click()
-    browser_page.get_by_role("button", name="Run", exact=True).click()
-    browser_page.get_by_text("replay__flights was triggered").wait_for()
-    assert server.triggered == [("replay__flights", {"logical_date": None, "conf": {}})]
+    buttons = browser_page.locator(".problem").get_by_role("button").all_inner_texts()
+    assert buttons == [
+        "Retry now",
+        "Skip the transaction",
+        "Resume",
+        "Skip the transaction",
+        "Store NULL",
+        "Copy again",
+    ]
+    for label, position in (("Retry now", 0), ("Skip the transaction", 1), ("Store NULL", 0)):
+        browser_page.locator(".problem").get_by_role("button", name=label).nth(position).click()
+        browser_page.get_by_role("button", name="Run", exact=True).click()
+        browser_page.locator("#message").get_by_text("was triggered").wait_for()
+        browser_page.locator("dialog").wait_for(state="hidden")
+    table = ["public.flights"]
+    assert [(dag_id, run["conf"]) for dag_id, run in server.triggered] == [
+        ("replay__flights", {}),
+        ("resume__kennedy", {"tables": table, "skip": str(END)}),
+        ("resume__kennedy", {"tables": table, "accept_null": True}),
+    ]
 
 
 def test_buttons_ask_first_and_trigger_with_params(server: Server, browser_page: Page) -> None:
@@ -163,6 +176,10 @@ def test_there_is_no_button_for_those_who_may_not_trigger(server: Server, browse
     server.status["dags"] = {}
     server.show(browser_page, "kennedy")
     assert browser_page.locator("main").get_by_role("button").count() == 0
+    text = browser_page.locator("#subscriptions").inner_text()
+    assert f"cdc-replay resume kennedy --skip {END}" in text
+    assert f"cdc-replay resume kennedy --table public.flights --skip {END}" in text
+    assert "cdc-replay resume kennedy --table public.flights --accept-null" in text
     assert "cdc-replay replay kennedy" in browser_page.locator("#subscriptions").inner_text()
 
 
