@@ -127,6 +127,15 @@ def test_everything_needed_is_there_and_nothing_else(installed: Environment) -> 
     assert present == "[]\n"
 
 
+def test_airflow_finds_the_provider(installed: Environment) -> None:
+    program = """
+import importlib.metadata
+for entry in importlib.metadata.entry_points(group="apache_airflow_provider"):
+    print(entry.value, entry.load()()["package-name"])
+"""
+    assert installed.run("python", "-c", program) == "cdc_replay.airflow.provider:get_provider_info cdc-replay\n"
+
+
 def test_every_module_but_airflows_can_be_imported(installed: Environment) -> None:
     """Without a message: warnings are errors."""
     program = """
