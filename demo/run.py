@@ -350,6 +350,21 @@ def print_report(demo: Demo) -> bool:
     return all(validation["success"] for validation in validations.values())
 
 
+def print_tour(demo: Demo) -> None:
+    """Where to look while everything still runs."""
+    name, url = next(iter(SUBSCRIPTIONS)), demo.airflow.url
+    for line in (
+        f"The page: {url}/plugin/cdc-replay  user {USER}, password {demo.airflow.password}",
+        f"1. Open {name}: lag and rows of the last hour, its proofs, tables with their filters, windows.",
+        f"2. Its newest proof leads to the report; {url}/dags/validate__{name} has the run.",
+        f"3. Change a row of database {name} ({demo.subscriber.dsn(name)}), then press Validate.",
+        "4. Press Refresh with *Reconcile*: first as a dry run, then without; validate again.",
+        f"5. {url}/dags/backfill__{name}: trigger it, and look at the range in the task `plan`.",
+        "Press Ctrl-C to stop everything.",
+    ):
+        console.print(line, soft_wrap=True)
+
+
 def main() -> int:
     """Run the demo; 0 if every subscription is consistent."""
     parser = argparse.ArgumentParser(description="Run the whole pipeline on embedded servers.")
@@ -370,9 +385,10 @@ def main() -> int:
             consistent = print_report(demo)
             console.print(f"{time.monotonic() - began:.0f} s in all; files in {FOLDER}")
             if arguments.keep:
-                console.print(f"Airflow: {demo.airflow.url}  user {USER}, password {demo.airflow.password}")
-                console.print("Press Ctrl-C to stop everything.")
+                print_tour(demo)
                 signal.pause()
+            else:
+                console.print("`make demo KEEP=1` leaves Airflow up, with a page that shows all of this.")
     except KeyboardInterrupt:
         console.print("stopped")
         return 130  # which `make demo` takes for no error
