@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from fixtures.airflow import RunInAirflow
 
 CONNECTIONS = {
@@ -77,6 +79,7 @@ def test_timeout_stays_a_timeout(run_in_airflow: RunInAirflow) -> None:
     assert run_in_airflow(TIMED_OUT, **CONNECTIONS) == "AirflowTaskTimeout"
 
 
+@pytest.mark.slow
 def test_spark_application_is_asked_before_it_is_killed(run_in_airflow: RunInAirflow, tmp_path: Path) -> None:
     """The provider's hook would kill at once. A program in the place of spark-submit says what it got."""
     spark_submit = tmp_path / "spark-submit"

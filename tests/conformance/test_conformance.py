@@ -10,10 +10,24 @@ from conformance.product_side import Product, slot_name
 from conformance.run import Servers, placed, run_scenario
 from conformance.scenario import Scenario, load_scenarios
 
+OF_THE_SLOW_SUITE = "h_"
+"""Prefix of the scenarios that were found by looking for faults, and cross several rules at once."""
 
+
+@pytest.mark.corpus
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("scenario", list(load_scenarios()), ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(
+            scenario,
+            id=scenario.name,
+            marks=pytest.mark.slow if scenario.name.startswith(OF_THE_SLOW_SUITE) else (),
+        )
+        for scenario in load_scenarios()
+    ],
+)
 def test_product_does_what_native_does(runnable: Scenario, servers: Servers, tmp_path: Path) -> None:
     with placed(runnable, servers) as place:
         product = Product(place.publisher, place.product, tmp_path, slot_name(runnable.name))

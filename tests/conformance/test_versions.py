@@ -45,7 +45,7 @@ def test_scenarios_random_cases_reconciliation_and_attacks_pass_on_version(
     except NoServer as missing:
         pytest.fail(str(missing))
     report = tmp_path / "report.xml"
-    options = ["-m", "not slow", f"--junitxml={report}", f"--basetemp={tmp_path / 'run'}"]
+    options = ["-m", "not slow or corpus", f"--junitxml={report}", f"--basetemp={tmp_path / 'run'}"]
     options += ["-o", "junit_family=xunit1"]  # the one in which a test can say something of itself
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *TESTS],

@@ -129,7 +129,11 @@ def crash(disturbed: Disturbed) -> None:
     disturbed.database.cluster.start()
 
 
-@pytest.mark.parametrize("event", [terminate_backends, restart, crash], ids=lambda event: event.__name__)
+@pytest.mark.parametrize(
+    "event",
+    [terminate_backends, pytest.param(restart, marks=pytest.mark.slow), crash],
+    ids=lambda event: event.__name__,
+)
 @pytest.mark.parametrize("failpoint", [IN_PEEK, BEFORE_COMMIT, BEFORE_ADVANCE])
 def test_capture_reports_a_lost_session_and_the_next_one_continues(
     failpoint: str, event: Callable[[Disturbed], None], on_faulty: Disturbed

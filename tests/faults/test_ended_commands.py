@@ -154,6 +154,7 @@ def test_following_sync_finishes_its_window_when_it_is_asked_to_end(synced: Twin
     check_equal(synced, synced.pairs["s"].ours)
 
 
+@pytest.mark.slow
 def test_statement_of_a_killed_command_does_not_go_on(synced: Twin) -> None:
     """The server looks after its client: SIGKILL leaves no session that waits, and then writes."""
     ours = synced.pairs["s"].ours
@@ -170,7 +171,9 @@ def test_statement_of_a_killed_command_does_not_go_on(synced: Twin) -> None:
     check_equal(synced, ours)
 
 
-@pytest.mark.parametrize("failpoint", ["replay.mid_staging", "replay.after_staging"])
+@pytest.mark.parametrize(
+    "failpoint", ["replay.mid_staging", pytest.param("replay.after_staging", marks=pytest.mark.slow)]
+)
 def test_killed_jvm_is_reported(synced: Twin, failpoint: str) -> None:
     """While a worker stages, and between staging and merge; as the kernel does where memory runs out."""
     process = start(synced, f"{failpoint}=stop", "replay", "s")

@@ -125,6 +125,7 @@ def content(database: Database) -> dict[str, Counter[str]]:
     }
 
 
+@pytest.mark.slow
 def test_a_killed_capture_loses_and_doubles_nothing(twin: Twin) -> None:
     """Killed at one point after the other, with new changes each time; captured completely after each."""
     twin.publisher.run(PUBLISHED)
@@ -147,6 +148,7 @@ def test_a_killed_capture_loses_and_doubles_nothing(twin: Twin) -> None:
     check_nothing_is_left(twin)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_killed_snapshot_is_repeated_and_replay_continues_from_it(twin: Twin) -> None:
     """A subscription per point; changes arrive between the kill and the next run."""
@@ -214,6 +216,7 @@ def test_a_killed_replay_is_applied_exactly_once(twin: Twin) -> None:
     check_nothing_is_left(twin)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_replay_that_is_killed_while_it_reads_unsent_values_is_done_again(twin: Twin) -> None:
     """R4.6: it has read, and perhaps captured; nothing of its window is applied, and nothing is left open."""

@@ -133,7 +133,9 @@ import importlib.metadata
 for entry in importlib.metadata.entry_points(group="apache_airflow_provider"):
     print(entry.value, entry.load()()["package-name"])
 """
-    assert installed.run("python", "-c", program) == "cdc_replay.airflow.provider:get_provider_info cdc-replay\n"
+    assert (
+        installed.run("python", "-c", program) == "cdc_replay.airflow.provider:get_provider_info cdc-replay\n"
+    )
 
 
 def test_every_module_but_airflows_can_be_imported(installed: Environment) -> None:

@@ -33,7 +33,7 @@ def ids(twins: Twins) -> list[int]:
     return [int(values[0] or "") for kind, values in twins.subject.changes() if kind == "I"]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("streaming", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_prepared_transactions_open_over_many_pulls_are_captured(
     publisher: Database, tmp_path: Path, *, streaming: bool
 ) -> None:
@@ -203,7 +203,7 @@ def test_prepared_transaction_has_its_origin(publisher: Database, tmp_path: Path
     publisher.run(f"select pg_replication_origin_drop('{name}')")
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
+@pytest.mark.parametrize("mode", [pytest.param("fast", marks=pytest.mark.slow), "immediate"])
 def test_publisher_restart_keeps_prepared_transactions(
     new_cluster: Callable[..., Cluster], tmp_path: Path, mode: str
 ) -> None:

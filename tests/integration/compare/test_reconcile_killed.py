@@ -32,6 +32,8 @@ OURS = (
     "select relname::text from pg_class where relname ~ '^(reconcile|present|wanted|surplus|missing|pairs)'"
 )
 POINTS = [name for name in FAILPOINTS if name.startswith("reconcile.")]
+LAST = "reconcile.before_commit"
+"""The step of the ordinary run: all is done, and nothing is durable."""
 EACH_TABLE = {"reconcile.after_digests", "reconcile.mid_merge"}
 
 
@@ -54,7 +56,10 @@ def content(database: Database) -> list[list[tuple[object, ...]]]:
     return [database.rows(f"select x::text from {name} x order by 1") for name in ("t", "notes")]
 
 
-@pytest.mark.parametrize("failpoint", POINTS)
+@pytest.mark.parametrize(
+    "failpoint",
+    [pytest.param(point, marks=() if point == LAST else pytest.mark.slow) for point in POINTS],
+)
 def test_killed_reconciliation_is_all_or_nothing(twin: Twin, failpoint: str) -> None:
     """R8.17: rows and states are one commit; the next run completes it, or finds it done."""
     twin.publisher.run(TABLES)
@@ -117,11 +122,11 @@ def test_killed_refresh_is_completed_by_the_next(twin: Twin) -> None:
 @pytest.mark.parametrize(
     ("command", "failpoint"),
     [
-        ("replay", "replay.before_commit"),
-        ("replay", "replay.after_commit"),
-        ("sync", "reconcile.after_staging"),
-        ("sync", "reconcile.before_commit"),
-        ("snapshot", "reconcile.after_commit"),
+        pytest.param("replay", "replay.before_commit", marks=pytest.mark.slow),
+        pytest.param("replay", "replay.after_commit", marks=pytest.mark.slow),
+        pytest.param("sync", "reconcile.after_staging", marks=pytest.mark.slow),
+        ("sync", LAST),
+        pytest.param("snapshot", "reconcile.after_commit", marks=pytest.mark.slow),
     ],
 )
 def test_killed_values_of_a_rewritten_table_are_compared_by_the_next_run(

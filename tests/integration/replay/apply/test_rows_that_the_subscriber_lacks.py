@@ -58,7 +58,8 @@ def counts_are(twin: Twin, expected: tuple[int, ...]) -> bool:
     return counts(twin, "error", KINDS) == expected
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
 def test_random_changes_of_few_keys_equal_native(twin: Twin, seed: int) -> None:
     """Moves there and back, exchanges, reused keys; the conflict counts are native's too."""
     drawn = list(cases(seed))
