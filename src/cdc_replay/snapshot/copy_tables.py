@@ -92,8 +92,7 @@ def load_tables(
     Raises:
         SubscriberNotReady: listing every table and column that the subscriber lacks, with nothing changed.
         MissingPrivilege, InvalidFilter, ApplyConflict, ServerUnavailable: the first error of a table; other
-        tables
-            are still copied, and further errors are logged.
+            tables are still copied, and further errors are logged.
     """
     with contextlib.closing(subscriber_connection(request.settings(1))) as connection:
         plans = plan_tables(connection, request)
