@@ -290,6 +290,7 @@ def test_a_backfill_repairs_the_subscriber(pipeline: Pipeline) -> None:
     assert pipeline.nsw.rows(ORDERS) == nsw_of(pipeline.publisher.rows(ORDERS))
 
 
+@pytest.mark.slow
 def test_a_backfill_goes_into_another_database_by_the_id_of_its_connection(pipeline: Pipeline) -> None:
     client = pipeline.client
     client.unpause("backfill__nsw")

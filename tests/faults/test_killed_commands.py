@@ -34,7 +34,7 @@ from fixtures.native import wait_for
 from fixtures.postgres import Database
 from fixtures.twin import Twin
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 TABLES = """
     create table t (id int primary key, a int);
@@ -125,7 +125,6 @@ def content(database: Database) -> dict[str, Counter[str]]:
     }
 
 
-@pytest.mark.slow
 def test_a_killed_capture_loses_and_doubles_nothing(twin: Twin) -> None:
     """Killed at one point after the other, with new changes each time; captured completely after each."""
     twin.publisher.run(PUBLISHED)
@@ -148,8 +147,6 @@ def test_a_killed_capture_loses_and_doubles_nothing(twin: Twin) -> None:
     check_nothing_is_left(twin)
 
 
-@pytest.mark.slow
-@pytest.mark.slow
 def test_killed_snapshot_is_repeated_and_replay_continues_from_it(twin: Twin) -> None:
     """A subscription per point; changes arrive between the kill and the next run."""
     twin.publisher.run(PUBLISHED)
@@ -216,8 +213,6 @@ def test_a_killed_replay_is_applied_exactly_once(twin: Twin) -> None:
     check_nothing_is_left(twin)
 
 
-@pytest.mark.slow
-@pytest.mark.slow
 def test_a_replay_that_is_killed_while_it_reads_unsent_values_is_done_again(twin: Twin) -> None:
     """R4.6: it has read, and perhaps captured; nothing of its window is applied, and nothing is left open."""
     tables = "create table t (id int primary key, body text)"

@@ -13,7 +13,13 @@ TABLE = "create table t (id int primary key, a int)"
 SUBSCRIPTIONS = 5
 
 
-@pytest.mark.parametrize("moved", [600, 60_000], ids=["few keys move", "many keys move"])
+@pytest.mark.parametrize(
+    "moved",
+    [
+        pytest.param(600, id="few keys move"),
+        pytest.param(60_000, id="many keys move", marks=pytest.mark.slow),
+    ],
+)
 def test_each_of_many_subscriptions_holds_its_share_of_a_large_window(twin: Twin, moved: int) -> None:
     """R4.2 to R4.5: rows pass from one row filter to the next, some with another key, and move on."""
     twin.publisher.run(f"{TABLE}; alter table t replica identity full")

@@ -9,7 +9,9 @@ import pytest
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.replay.progress import SubscriptionProgress
 
-AN_HOUR_AGO = datetime.now(UTC) - timedelta(hours=1)
+
+def an_hour_ago() -> datetime:
+    return datetime.now(UTC) - timedelta(hours=1)
 
 
 def test_nothing_missing_is_no_lag() -> None:
@@ -17,13 +19,13 @@ def test_nothing_missing_is_no_lag() -> None:
 
 
 def test_lag_and_proof_grow_with_time() -> None:
-    progress = SubscriptionProgress(Lsn(5), AN_HOUR_AGO, AN_HOUR_AGO)
+    progress = SubscriptionProgress(Lsn(5), an_hour_ago(), an_hour_ago())
     assert progress.lag_seconds == pytest.approx(3600, abs=600)
     assert progress.proof_age_seconds == pytest.approx(3600, abs=600)
 
 
 def test_a_subscription_that_is_not_copied_has_no_lag_yet() -> None:
-    progress = SubscriptionProgress(None, AN_HOUR_AGO, None)
+    progress = SubscriptionProgress(None, an_hour_ago(), None)
     assert (progress.lag_seconds, progress.proof_age_seconds) == (None, None)
 
 
