@@ -66,7 +66,7 @@ def parsed(run_in_airflow: RunInAirflow) -> dict[str, Any]:
 
 def test_parsing_is_quick_and_loads_nothing_heavy(parsed: dict[str, Any]) -> None:
     """The files are parsed again and again for as long as Airflow runs, each in a process of its own."""
-    assert len(parsed["seconds"]) == 7
+    assert len(parsed["seconds"]) == 8
     assert max(parsed["seconds"].values()) < 1
     loaded = set(parsed["loaded"])
     assert not loaded & set(HEAVY)
@@ -76,7 +76,7 @@ def test_parsing_is_quick_and_loads_nothing_heavy(parsed: dict[str, Any]) -> Non
 def test_configuration_determines_the_dags(parsed: dict[str, Any]) -> None:
     expected = {"capture__shop", "capture__depot", "watch__shop", "watch__depot"}
     expected |= {"replay__shop", "replay__depot", "replay__nightly"}
-    for verb in ("snapshot", "validate", "backfill", "refresh"):
+    for verb in ("snapshot", "validate", "backfill", "refresh", "resume"):
         expected |= {f"{verb}__{name}" for name in SUBSCRIPTIONS}
     assert set(parsed["dags"]) == expected
 
@@ -191,7 +191,7 @@ def test_the_dags_that_run_every_day_come_first(parsed: dict[str, Any]) -> None:
     """Airflow's list is sorted by display name."""
     titles = sorted(dag["title"] for dag in parsed["dags"].values() if dag["title"].startswith("shop"))
     verbs = list(dict.fromkeys(title.split()[3] for title in titles))
-    assert verbs == ["capture", "replay", "validate", "snapshot", "refresh", "backfill", "watch"]
+    assert verbs == ["capture", "replay", "validate", "snapshot", "refresh", "backfill", "resume", "watch"]
     assert "shop · 3 validate nsw" in titles
 
 
@@ -229,7 +229,7 @@ def test_environment_sets_the_schedules_of_capture_and_watch(
 def test_a_wrong_configuration_is_an_import_error_that_names_the_key(run_in_airflow: RunInAirflow) -> None:
     answer = run_in_airflow(PARSE, config=EXAMPLE.replace("publications: [p1, p2]", "publication: [p1]"))
     assert answer["dags"] == {}
-    assert len(answer["errors"]) == 7
+    assert len(answer["errors"]) == 8
     assert all("publication" in error and "line 6" in error for error in answer["errors"].values())
 
 
