@@ -10,7 +10,8 @@
 | membership in the roles that own tables | writing rows with the owners' rights (R8.21)             |
 | with `run_as_owner: true` instead:      | writing rows with its own rights                         |
 | USAGE, SELECT, INSERT, UPDATE, DELETE,  |                                                          |
-| TRUNCATE                                |                                                          |
+| TRUNCATE; USAGE on the sequences of     |                                                          |
+| their defaults                          |                                                          |
 
 Only missing privileges are granted. No role becomes a member of a superuser role: it would be one.
 """
@@ -60,6 +61,22 @@ _TABLES: Final = """
     order by n.nspname, c.relname
 """
 
+_SEQUENCES_OF_DEFAULTS: Final = """
+    select distinct n.nspname::text, sequence.relname::text
+    from unnest(%s::text[], %s::text[]) as wanted (schema_name, table_name)
+    join pg_catalog.pg_namespace of_table on of_table.nspname = wanted.schema_name
+    join pg_catalog.pg_class c on c.relnamespace = of_table.oid and c.relname = wanted.table_name
+    join pg_catalog.pg_attrdef on pg_attrdef.adrelid = c.oid
+    join pg_catalog.pg_depend on pg_depend.classid = 'pg_catalog.pg_attrdef'::pg_catalog.regclass
+        and pg_depend.objid = pg_attrdef.oid
+        and pg_depend.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+    join pg_catalog.pg_class sequence on sequence.oid = pg_depend.refobjid
+    join pg_catalog.pg_namespace n on n.oid = sequence.relnamespace
+    where case when sequence.relkind = 'S'
+        then not pg_catalog.has_sequence_privilege(sequence.oid, 'usage') end
+    order by 1, 2
+"""
+
 _PRIVILEGES: Final = ("select", "insert", "update", "delete", "truncate")
 
 
@@ -95,7 +112,11 @@ def plan_grants(
     if role.is_superuser:
         return ()
     existing = _read_tables(connection, tables)
-    on_tables = _as_itself(role, existing) if run_as_owner else _as_owners(role, existing)
+    on_tables = (
+        (*_as_itself(role, existing), *_on_sequences(connection, role, existing))
+        if run_as_owner
+        else _as_owners(role, existing)
+    )
     needed = {"temporary"} if run_as_owner else {"temporary", "create"}
     return (*_on_database(connection, role, needed), *on_tables)
 
@@ -174,3 +195,11 @@ def _as_itself(role: _Role, tables: Sequence[_Table]) -> Iterator[sql.Composed]:
             yield sql.SQL("grant {} on table {} to {}").format(
                 commas(map(sql.SQL, _PRIVILEGES)), sql.Identifier(table.schema, table.name), name
             )
+
+
+def _on_sequences(connection: Connection, role: _Role, tables: Sequence[_Table]) -> Iterator[sql.Composed]:
+    names = ([table.schema for table in tables], [table.name for table in tables])
+    for schema, sequence in connection.execute(_SEQUENCES_OF_DEFAULTS, names).fetchall():
+        yield sql.SQL("grant usage on sequence {} to {}").format(
+            sql.Identifier(schema, sequence), sql.Identifier(role.name)
+        )
