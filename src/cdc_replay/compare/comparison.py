@@ -96,7 +96,9 @@ class DifferenceCounts:
 
     limit: int
     counts: dict[DifferenceKind, int] = field(default_factory=lambda: dict.fromkeys(DifferenceKind, 0))
-    kept: list[Difference] = field(default_factory=list)
+    kept: dict[DifferenceKind, list[Difference]] = field(
+        default_factory=lambda: {kind: [] for kind in DifferenceKind}
+    )
     exact: bool = True
 
     def add(self, kind: DifferenceKind, count: int, key: str, key_hash: str = "") -> None:
@@ -104,17 +106,13 @@ class DifferenceCounts:
         if count == 0:
             return
         self.counts[kind] += count
-        if len(self.of_kind(kind)) < self.limit:
-            self.kept.append(Difference(kind, key, key_hash))
-
-    def of_kind(self, kind: DifferenceKind) -> list[Difference]:
-        """The kept differences of one kind."""
-        return [difference for difference in self.kept if difference.kind is kind]
+        if len(self.kept[kind]) < self.limit:
+            self.kept[kind].append(Difference(kind, key, key_hash))
 
     @property
     def first(self) -> tuple[Difference, ...]:
         """The kept differences, by kind."""
-        return tuple(difference for kind in DifferenceKind for difference in self.of_kind(kind))
+        return tuple(itertools.chain.from_iterable(self.kept.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,18 +250,19 @@ def _list_differences(
 
 def _add_values(publisher: TableSide, subscriber: TableSide, differences: DifferenceCounts) -> None:
     """Read the rows with the kept keys from both sides."""
-    hashes = sorted({difference.key_hash for difference in differences.kept})
+    hashes = sorted({difference.key_hash for difference in differences.first})
     if not hashes:
         return
     published, present = read_values(publisher, hashes), read_values(subscriber, hashes)
-    differences.kept = [
-        dataclasses.replace(
-            difference,
-            publisher=published.get(difference.key_hash, ()),
-            subscriber=present.get(difference.key_hash, ()),
+    for kept in differences.kept.values():
+        kept[:] = (
+            dataclasses.replace(
+                difference,
+                publisher=published.get(difference.key_hash, ()),
+                subscriber=present.get(difference.key_hash, ()),
+            )
+            for difference in kept
         )
-        for difference in differences.kept
-    ]
 
 
 def compare_rows(

@@ -141,8 +141,8 @@ def _summary(relation: str, observed: Comparison) -> dict[str, object]:
     counts = observed.differences.counts
     keys = {
         kind.value: _markup([difference.key for difference in kept])
-        for kind in DifferenceKind
-        if (kept := observed.differences.of_kind(kind))
+        for kind, kept in observed.differences.kept.items()
+        if kept
     }
     duplicates, outside = observed.duplicates, observed.outside
     return {
