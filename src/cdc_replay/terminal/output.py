@@ -1,4 +1,4 @@
-"""Results as JSON, in words or as tables, and questions on a terminal."""
+"""Results as JSON, in words or as screens, and questions on a terminal."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TextIO
+from typing import TextIO
 
 import typer
 from rich.console import Console, RenderableType
-from rich.table import Table
 
 from cdc_replay.model.results import Json, Result
 from cdc_replay.terminal.results import summarize, wrap
 from cdc_replay.terminal.units import printable
-
-LONGEST_WORD: Final = 40
-"""A list with a longer element, such as a statement, is printed line by line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +26,9 @@ class CommandOutcome:
     as_json: bool = False
     error: str | None = None
     text: str | None = None
-    """Printed in place of tables."""
+    """The result in words."""
     view: RenderableType | None = None
-    """Likewise, with colours on a terminal."""
+    """The result as a screen, with colours on a terminal."""
 
 
 def outcome_of(result: Result, *, as_json: bool) -> CommandOutcome:
@@ -67,66 +63,15 @@ def print_json(form: dict[str, Json]) -> None:
 
 
 def print_outcome(outcome: CommandOutcome) -> None:
-    """Print the result as JSON, as its own text, or as tables."""
+    """Print the result as JSON, in words, or as its view; a command that did nothing prints nothing."""
     if outcome.as_json:
         print_json(outcome.result)
         return
     if outcome.text is not None:
         sys.stdout.write(outcome.text)
         return
-    console = Console(highlight=False)
     if outcome.view is not None:
-        console.print(outcome.view)
-        return
-    for title, rows in _sections(outcome.result):
-        console.print(_to_table(title, rows))
-
-
-def _sections(result: dict[str, Json], title: str = "") -> Iterator[tuple[str, list[dict[str, Json]]]]:
-    """The result as titled tables: its plain values first, then each list of objects."""
-    plain: dict[str, Json] = {}
-    nested: list[tuple[str, list[dict[str, Json]]]] = []
-    for key, value in result.items():
-        rows = [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
-        if rows:
-            nested.append((key, rows))
-        elif isinstance(value, dict) and any(isinstance(part, dict | list) for part in value.values()):
-            nested.extend(_sections(value, key))
-        else:
-            plain[key] = value
-    if plain:
-        yield title, [plain]
-    yield from nested
-
-
-def _to_table(title: str, rows: list[dict[str, Json]]) -> Table:
-    """One object as two columns, several as one row each."""
-    if len(rows) == 1:
-        table = Table("", "", title=title or None, show_header=False, box=None, title_justify="left")
-        for key, value in rows[0].items():
-            table.add_row(key, _cell(value))
-        return table
-    names = list(dict.fromkeys(key for row in rows for key in row))
-    table = Table(*names, title=title or None, box=None, title_justify="left")
-    for row in rows:
-        table.add_row(*(_cell(row.get(name)) for name in names))
-    return table
-
-
-def _cell(value: Json) -> str:
-    match value:
-        case None:
-            return "-"
-        case float():
-            return f"{value:.2f}"
-        case dict():
-            return ", ".join(f"{key} {_cell(part)}" for key, part in value.items() if part) or "-"
-        case list():
-            cells = [_cell(part) for part in value]
-            is_prose = any(len(cell) > LONGEST_WORD for cell in cells)
-            return ("\n" if is_prose else ", ").join(cells) or "-"
-        case _:
-            return str(value)
+        Console(highlight=False).print(outcome.view)
 
 
 def print_error(text: str) -> None:
