@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cdc_replay.cli.app import REPAIR, app, load
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.timestamp import check_zone
 from cdc_replay.terminal.options import (
     ConfigOption,
@@ -15,7 +16,6 @@ from cdc_replay.terminal.options import (
     SubscriptionArgument,
     YesOption,
     parse_lsn,
-    parse_table,
 )
 from cdc_replay.terminal.output import (
     CommandOutcome,
@@ -45,7 +45,7 @@ def _resume(
     from cdc_replay.commands.resume import resume
 
     loaded = load(config, log_level)
-    names = [parse_table(name) for name in table or []]
+    names = [QualifiedName.parse(name) for name in table or []]
     result = resume(loaded, subscription, tables=names, skip=parse_lsn(skip), accept_null=accept_null)
     return outcome_of(result, as_json=as_json)
 

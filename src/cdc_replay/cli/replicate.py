@@ -10,6 +10,7 @@ import typer
 
 from cdc_replay.cli.app import REPLICATE, app, load
 from cdc_replay.config import Config
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import SyncResult
 from cdc_replay.terminal.options import (
     ConfigOption,
@@ -20,7 +21,6 @@ from cdc_replay.terminal.options import (
     SubscriptionsArgument,
     ToLsnOption,
     parse_lsn,
-    parse_table,
 )
 from cdc_replay.terminal.output import (
     CommandOutcome,
@@ -60,7 +60,7 @@ def _snapshot(
     from cdc_replay.commands.snapshot import snapshot
 
     loaded = load(config, log_level)
-    names = [parse_table(name) for name in table or []]
+    names = [QualifiedName.parse(name) for name in table or []]
     with show_progress(f"snapshot {subscription}") as report:
         result = snapshot(loaded, subscription, tables=names, report=report)
     return outcome_of(result, as_json=as_json)

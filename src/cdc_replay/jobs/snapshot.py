@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--table", action="append", default=[], dest="tables", metavar="SCHEMA.TABLE")
 
     def command(arguments: argparse.Namespace) -> tuple[SnapshotResult, ...]:
-        tables = [QualifiedName(*table.split(".", 1)) for table in arguments.tables]
+        tables = [QualifiedName.parse(table) for table in arguments.tables]
         config, subscription = load_config(arguments.config), arguments.subscription
         return (snapshot(config, subscription, tables=tables, report=ProgressLog()),)
 

@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass
 from typing import NewType
 
+from cdc_replay.errors import InvalidConfiguration
+
 RelationId = NewType("RelationId", int)
 """The oid of a table on the publisher."""
 
@@ -16,6 +18,18 @@ class QualifiedName:
 
     schema: str
     name: str
+
+    @classmethod
+    def parse(cls, text: str) -> QualifiedName:
+        """The table of `SCHEMA.TABLE`.
+
+        Raises:
+            InvalidConfiguration: if it has another form.
+        """
+        schema, dot, name = text.partition(".")
+        if not dot or not schema or not name:
+            raise InvalidConfiguration(f'"{text}" is not a table name', hint="Give it as SCHEMA.TABLE.")
+        return cls(schema, name)
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"

@@ -13,7 +13,6 @@ import typer
 from cdc_replay.config import load_config
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.relation import QualifiedName
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -56,14 +55,6 @@ SubscriptionsArgument = Annotated[
 def parse_lsn(text: str | None) -> Lsn | None:
     """The position; None if the option is omitted."""
     return None if text is None else Lsn.parse(text)
-
-
-def parse_table(text: str) -> QualifiedName:
-    """The table of `SCHEMA.TABLE`."""
-    schema, dot, name = text.partition(".")
-    if not dot or not schema or not name:
-        raise InvalidConfiguration(f'"{text}" is not a table name', hint="Give it as SCHEMA.TABLE.")
-    return QualifiedName(schema, name)
 
 
 def set_log_level(log_level: str | None) -> None:

@@ -227,7 +227,7 @@ class ResumeOperator(CommandOperator):
         return resume(
             config,
             self.subscription,
-            tables=[QualifiedName(*name.split(".", 1)) for name in table_names(self.tables)],
+            tables=[QualifiedName.parse(name) for name in table_names(self.tables)],
             skip=Lsn.parse(self.skip) if self.skip else None,
             accept_null=is_set(self.accept_null),
         ).to_dict()
