@@ -8,7 +8,7 @@ have `run_as_owner: true` and the grants of the script.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +25,20 @@ from conformance.scenario import Refreshed, Scenario, Subscription, load_scenari
 from fixtures.postgres import Database, run_as_administrator
 from security.stranger import Stranger
 
+NEEDS_THE_OWNER = "must be owner of sequence"
+"""RESTART IDENTITY, which PostgreSQL leaves to the owner of the sequence, natively too."""
+
+REFUSED = {
+    "h_truncate_between_ddl": NEEDS_THE_OWNER,
+    "trunc_plain_and_restart_identity": NEEDS_THE_OWNER,
+    "win_truncate_combinations": NEEDS_THE_OWNER,
+    # a trigger that writes a table which is not subscribed to, so that no script grants it
+    "h_trigger_writes_other_subscribed_table": "permission denied for table l",
+    # a table that left the publication is not captured any more, unless the role captures all tables
+    "toast_unsent_values_that_cannot_matter": "nothing proves that the publisher still has the same row",
+}
+"""What these roles may not do or cannot know, by scenario: the subscription stops and says so."""
+
 
 @dataclass
 class LeastPrivileged(Product):
@@ -35,6 +49,8 @@ class LeastPrivileged(Product):
     """The administrator takes the publisher's objects away, as he has made them."""
 
     def subscribe(self, subscription: Subscription) -> None:
+        if subscription.error is not None:  # the administrator is told it, and has no script to run
+            self._run_scripts(self._configured(subscription))
         self._prepare(self._configured(subscription))
         super().subscribe(subscription)
 
@@ -72,14 +88,17 @@ class LeastPrivileged(Product):
     def _prepare(self, config: Config) -> None:
         """What an administrator does; what cannot be prepared is told by the command that follows."""
         with suppress(CdcReplayError, psycopg.Error):
-            run_as_administrator(self.publisher, to_script(setup(config, PUBLISHER, dry_run=True)))
-            for name, subscription in config.subscriptions.items():
-                (database,) = (
-                    database
-                    for database in self.databases.values()
-                    if self._role(database).dsn == subscription.dsn_text
-                )
-                run_as_administrator(database, to_script(subscriber_script(config, PUBLISHER, name)))
+            self._run_scripts(config)
+
+    def _run_scripts(self, config: Config) -> None:
+        run_as_administrator(self.publisher, to_script(setup(config, PUBLISHER, dry_run=True)))
+        for name, subscription in config.subscriptions.items():
+            (database,) = (
+                database
+                for database in self.databases.values()
+                if self._role(database).dsn == subscription.dsn_text
+            )
+            run_as_administrator(database, to_script(subscriber_script(config, PUBLISHER, name)))
 
 
 @pytest.mark.slow
@@ -91,6 +110,8 @@ def test_scenario_holds_with_roles_that_own_nothing(
 ) -> None:
     with placed(runnable, servers) as place:
         product = LeastPrivileged(place.publisher, place.product, tmp_path, slot_name(runnable.name))
-        run_scenario(runnable, servers, place, product)
+        reason = REFUSED.get(runnable.name)
+        with pytest.raises(CdcReplayError, match=reason) if reason else nullcontext():
+            run_scenario(runnable, servers, place, product)
         if runnable.subscriptions:
             product.tear_down()

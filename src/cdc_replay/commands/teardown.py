@@ -12,10 +12,11 @@ from cdc_replay.commands.opening import open_subscription, setup_request
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.failpoints import failpoint
+from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.results import TeardownResult
 from cdc_replay.replay.apply.stage_table import drop_staging
 from cdc_replay.snapshot.staging import drop_leftovers
-from cdc_replay.subscriber import subscription_records
+from cdc_replay.subscriber import state_schema, subscription_records
 
 
 def teardown(config: Config, name: str, *, confirm: Callable[[str], None] | None = None) -> TeardownResult:
@@ -27,7 +28,8 @@ def teardown(config: Config, name: str, *, confirm: Callable[[str], None] | None
     Raises:
         InvalidConfiguration: if nothing has that name, or a publisher and a subscription share it.
     """
-    began, lsn = time.monotonic(), None
+    began = time.monotonic()
+    lsn: Lsn | None = None
     is_publisher, is_subscription = name in config.publishers, name in config.subscriptions
     if is_publisher and is_subscription:
         raise InvalidConfiguration(f'"{name}" is a publisher and a subscription', hint="Rename one of them.")
@@ -40,15 +42,7 @@ def teardown(config: Config, name: str, *, confirm: Callable[[str], None] | None
             lsn = ChangeLog.open(config.publisher(name).change_log).end_lsn
         removed = teardown_publisher(setup_request(config, name))
     else:
-        with open_subscription(config, name, "teardown") as session:
-            is_known = subscription_records.subscription_record(session.connection, name) is not None
-            lsn = session.position()
-            # No other command would remove the staging of a killed run.
-            drop_staging(session.connection, name)
-            drop_leftovers(session.connection, name)
-            failpoint("teardown.after_staging")
-            subscription_records.remove_subscription(session.connection, name)
-        removed = (f"state of subscription {name}",) if is_known else ()
+        lsn, removed = _remove_subscription(config, name)
     return TeardownResult(
         publisher=name if is_publisher else None,
         subscription=name if is_subscription else None,
@@ -57,6 +51,22 @@ def teardown(config: Config, name: str, *, confirm: Callable[[str], None] | None
         seconds=time.monotonic() - began,
         removed=removed,
     )
+
+
+def _remove_subscription(config: Config, name: str) -> tuple[Lsn | None, tuple[str, ...]]:
+    """Where the subscription was, and what of it is gone now; a database without our schema gets none."""
+    with open_subscription(config, name, "teardown", installs=False) as session:
+        state_schema.upgrade(session.connection)
+        if not state_schema.is_installed(session.connection):
+            return None, ()
+        is_known = subscription_records.subscription_record(session.connection, name) is not None
+        lsn = session.position()
+        # No other command would remove the staging of a killed run.
+        drop_staging(session.connection, name)
+        drop_leftovers(session.connection, name)
+        failpoint("teardown.after_staging")
+        subscription_records.remove_subscription(session.connection, name)
+    return lsn, (f"state of subscription {name}",) if is_known else ()
 
 
 def _consequence(config: Config, name: str) -> str:

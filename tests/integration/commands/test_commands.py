@@ -358,6 +358,7 @@ def test_setup_shows_its_sql_and_teardown_removes_only_created_objects(twin: Twi
     teardown(twin.config, "other")
     assert in_subscriber() == ["mine"]
     assert teardown(twin.config, "s").removed == ()
+    assert in_subscriber() == ["mine"]
     removed = teardown(twin.config, "pub").removed
     assert removed[0] == f"replication slot {twin.slot}"
     assert sorted(removed[1:]) == sorted(
