@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 
 import psycopg
 
-from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.config import Config, SubscriptionConfig
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.postgres.answers import Answers
 from cdc_replay.postgres.connection import connect_with_deadline
 from cdc_replay.replay.lag import Lag, lag_of, unanswered, utc_text
+from cdc_replay.replay.log_view import LogView
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +24,11 @@ def due_replays(config: Config, publisher: str, subscriptions: Iterable[str]) ->
     Raises:
         CdcReplayError: if there is no change log, or it cannot be read.
     """
-    ChangeLog.open(config.publisher(publisher).change_log)
+    change_log = LogView(config.publisher(publisher).change_log)
+    change_log.log()
     questions = {
-        name: functools.partial(_read_lag, config, config.subscription(name)) for name in subscriptions
+        name: functools.partial(_read_lag, config, config.subscription(name), change_log)
+        for name in subscriptions
     }
     with Answers[Lag | None](config.timeouts.answer.total_seconds()) as answers:
         answers_by_name = answers.ask(questions)
@@ -41,11 +43,10 @@ def due_replays(config: Config, publisher: str, subscriptions: Iterable[str]) ->
     return due
 
 
-def _read_lag(config: Config, subscription: SubscriptionConfig) -> Lag | None:
-    uri = config.publisher(subscription.subscription.publisher).change_log
+def _read_lag(config: Config, subscription: SubscriptionConfig, change_log: LogView) -> Lag | None:
     dsn, seconds = config.dsn_of(subscription), config.timeouts.answer.total_seconds()
     with connect_with_deadline(dsn, purpose=f"lag {subscription.name}", seconds=seconds) as connection:
         try:
-            return lag_of(connection, subscription.name, uri)
+            return lag_of(connection, subscription.name, change_log)
         except (CdcReplayError, psycopg.Error) as error:
             return Lag(str(error).strip())

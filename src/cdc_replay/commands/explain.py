@@ -20,6 +20,7 @@ from cdc_replay.publication.explain import ExplainedTable, explain_tables
 from cdc_replay.publication.resolve import synced_tables
 from cdc_replay.publication.restrictions import check_publications, warnings_for
 from cdc_replay.replay.definition_drift import definition_drifts
+from cdc_replay.replay.log_view import LogView
 from cdc_replay.replay.table_rewrites import rewritten_tables
 
 BY_POSITION: Final = "exact by position: the publisher has the event triggers"
@@ -88,7 +89,7 @@ def _drift_warnings(config: Config, subscription: str, catalog: PublisherCatalog
     try:
         with connect(config.dsn_of(target), purpose=f"explain {subscription}") as connection:
             rewrites = rewritten_tables(connection, subscription)
-            drifts = definition_drifts(connection, target.subscription, change_log, catalog)
+            drifts = definition_drifts(connection, target.subscription, LogView(change_log), catalog)
     except ChangeLogMissing:
         return ()
     except CdcReplayError as error:

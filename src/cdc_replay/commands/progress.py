@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cdc_replay.capture.publisher_status import read_publisher_status
-from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.config import Config
 from cdc_replay.errors import ServerUnavailable
 from cdc_replay.model.lsn import Lsn
@@ -15,6 +14,7 @@ from cdc_replay.model.status import PublisherStatus
 from cdc_replay.postgres.answers import Answers
 from cdc_replay.postgres.connection import connect_with_deadline
 from cdc_replay.replay import progress
+from cdc_replay.replay.log_view import LogView
 from cdc_replay.replay.progress import SubscriptionProgress
 
 
@@ -32,9 +32,12 @@ def read_progress(config: Config, subscription: str) -> SubscriptionProgress:
     Raises:
         CdcReplayError: if its subscriber or the change log cannot be read.
     """
+    return _read_progress(config, subscription, _change_log(config, subscription))
+
+
+def _read_progress(config: Config, subscription: str, change_log: LogView) -> SubscriptionProgress:
     target = config.subscription(subscription)
     dsn, seconds = config.dsn_of(target), config.timeouts.answer.total_seconds()
-    change_log = _change_log(config, subscription)
     with connect_with_deadline(dsn, purpose=f"progress {subscription}", seconds=seconds) as connection:
         return progress.read_progress(connection, subscription, change_log)
 
@@ -45,7 +48,8 @@ def has_applied(config: Config, subscription: str, lsn: Lsn) -> bool:
     Raises:
         CdcReplayError: if its subscriber or the change log cannot be read.
     """
-    return progress.holds_all(read_progress(config, subscription), _change_log(config, subscription), lsn)
+    change_log = _change_log(config, subscription)
+    return progress.holds_all(_read_progress(config, subscription, change_log), change_log, lsn)
 
 
 def publisher_position(config: Config, publisher: str) -> Lsn:
@@ -65,11 +69,15 @@ def publisher_and_subscriptions(
 ) -> PublisherProgress:
     """The state of a publisher and of these of its subscriptions, which are asked side by side."""
     names = tuple(subscriptions)
+    change_log = LogView(config.publisher(publisher).change_log)
     with Answers[SubscriptionProgress | PublisherStatus](config.timeouts.answer.total_seconds()) as answers:
         answered = answers.ask(
             {
                 "publisher": functools.partial(_ask_publisher, config, publisher),
-                **{f"subscription {name}": functools.partial(read_progress, config, name) for name in names},
+                **{
+                    f"subscription {name}": functools.partial(_read_progress, config, name, change_log)
+                    for name in names
+                },
             }
         )
     status = answered["publisher"].value
@@ -86,6 +94,6 @@ def _ask_publisher(config: Config, publisher: str) -> PublisherStatus:
     return read_publisher_status(config.dsn_of(configured), publisher, configured.slot, seconds)
 
 
-def _change_log(config: Config, subscription: str) -> ChangeLog:
+def _change_log(config: Config, subscription: str) -> LogView:
     publisher = config.subscription(subscription).subscription.publisher
-    return ChangeLog.open(config.publisher(publisher).change_log)
+    return LogView(config.publisher(publisher).change_log)

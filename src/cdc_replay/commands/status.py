@@ -26,6 +26,7 @@ from cdc_replay.model.status import (
 )
 from cdc_replay.postgres.answers import Answers
 from cdc_replay.postgres.connection import connect, connect_with_deadline
+from cdc_replay.replay.log_view import LogView
 from cdc_replay.replay.subscription_status import (
     last_replay_result,
     read_subscriber_status,
@@ -74,13 +75,17 @@ def status_of(
     targets = {name: config.subscription(name) for name in subscriptions}
     names = dict.fromkeys([*publishers, *(target.subscription.publisher for target in targets.values())])
     sources = {name: config.publisher(name) for name in names}
+    # Subscriptions of a publisher share what is read of its log.
+    logs = {name: LogView(source.change_log) for name, source in sources.items()}
     seconds = answers.seconds
     answered = answers.ask(
         {f"publisher {name}": partial(_ask_publisher, config, sources[name], seconds) for name in sources}
         | {f"log {name}": partial(read_log_range, source.change_log) for name, source in sources.items()}
         | {
-            f"subscription {name}": partial(_ask_subscriber, config, targets[name], seconds)
-            for name in targets
+            f"subscription {name}": partial(
+                _ask_subscriber, config, target, logs[target.subscription.publisher], seconds
+            )
+            for name, target in targets.items()
         }
     )
     source_states = {
@@ -124,8 +129,9 @@ def _ask_publisher(config: Config, publisher: PublisherConfig, seconds: float) -
     return read_publisher_status(config.dsn_of(publisher), publisher.name, publisher.slot, seconds, limit)
 
 
-def _ask_subscriber(config: Config, target: SubscriptionConfig, seconds: float) -> SubscriberStatus:
-    change_log = config.publisher(target.subscription.publisher).change_log
+def _ask_subscriber(
+    config: Config, target: SubscriptionConfig, change_log: LogView, seconds: float
+) -> SubscriberStatus:
     purpose = f"status {target.name}"
     with connect_with_deadline(config.dsn_of(target), purpose=purpose, seconds=seconds) as connection:
         return read_subscriber_status(connection, target.subscription, change_log)

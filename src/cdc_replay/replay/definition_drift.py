@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cdc_replay.catalog.history import CatalogHistory
-from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import PublicationRefused
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.publication import PublisherCatalog
@@ -24,6 +22,7 @@ from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.publication.resolve import SyncedTable, synced_tables
+from cdc_replay.replay.log_view import LogView
 from cdc_replay.replay.table_notice import TableNotice
 from cdc_replay.subscriber import subscription_tables
 from cdc_replay.subscriber.copy_definitions import (
@@ -55,7 +54,7 @@ def record_copy_definitions(
 def definition_drifts(
     connection: Connection,
     subscription: Subscription,
-    change_log: str,
+    change_log: LogView,
     present: PublisherCatalog | None = None,
 ) -> dict[QualifiedName, TableNotice]:
     """The ready tables whose definition has changed at any time since their rows were copied, by name.
@@ -103,13 +102,12 @@ class _CatalogTables:
     tables: Mapping[QualifiedName, SyncedTable]
 
 
-def _in_force_since(positions: Iterable[Lsn], change_log: str) -> Mapping[Lsn, tuple[PublisherCatalog, ...]]:
-    opened_log = ChangeLog.open(change_log)
-    history = CatalogHistory(opened_log.catalogs())
+def _in_force_since(
+    positions: Iterable[Lsn], change_log: LogView
+) -> Mapping[Lsn, tuple[PublisherCatalog, ...]]:
+    history, end_lsn = change_log.catalogs(), change_log.end_lsn()
     return {
-        lsn: tuple(history.within(Window(lsn, opened_log.end_lsn)).values())
-        if lsn < opened_log.end_lsn
-        else ()
+        lsn: tuple(history.within(Window(lsn, end_lsn)).values()) if lsn < end_lsn else ()
         for lsn in positions
     }
 

@@ -27,12 +27,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import Retry
-from cdc_replay.model.lsn import Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready, TableState, describe
 from cdc_replay.postgres.connection import Connection, is_read_only
+from cdc_replay.replay.log_view import LogView
 from cdc_replay.subscriber import (
     recorded_results,
     subscription_lock,
@@ -62,7 +61,7 @@ def unanswered(error: Exception) -> Lag:
     return Lag(f"the subscriber does not answer: {str(error).strip()}")
 
 
-def lag_of(connection: Connection, subscription: str, change_log_uri: str) -> Lag | None:
+def lag_of(connection: Connection, subscription: str, change_log: LogView) -> Lag | None:
     """The present lag of a subscription; None if there is none.
 
     Raises:
@@ -71,7 +70,6 @@ def lag_of(connection: Connection, subscription: str, change_log_uri: str) -> La
     tables = subscription_tables.table_states(connection, subscription)
     if not tables and not subscription_tables.tables_are_listed(connection, subscription):
         return Lag("waits for its first snapshot")
-    change_log = ChangeLog.open(change_log_uri)
     since = oldest_missing(change_log, [table for table in tables.values() if isinstance(table, Ready)])
     if since is not None:
         return _standstill(connection, subscription, since)
@@ -81,12 +79,10 @@ def lag_of(connection: Connection, subscription: str, change_log_uri: str) -> La
     return None
 
 
-def oldest_missing(change_log: ChangeLog, tables: Sequence[Ready | Parked]) -> datetime | None:
+def oldest_missing(change_log: LogView, tables: Sequence[Ready | Parked]) -> datetime | None:
     """The commit time of the oldest transaction of the log that one of the tables lacks (R9.14)."""
-    after = min((table.applied_lsn for table in tables), default=change_log.end_lsn)
-    commit = (
-        change_log.first_commit(Window(after, change_log.end_lsn)) if after < change_log.end_lsn else None
-    )
+    after = min((table.applied_lsn for table in tables), default=None)
+    commit = None if after is None else change_log.first_commit_after(after)
     return None if commit is None else datetime.fromtimestamp(commit.commit_time / 1e6, UTC)
 
 

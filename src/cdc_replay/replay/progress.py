@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.replay.lag import oldest_missing
+from cdc_replay.replay.log_view import LogView
 from cdc_replay.subscriber.recorded_results import last_result
 from cdc_replay.subscriber.subscription_tables import table_states
 
@@ -42,7 +42,7 @@ class SubscriptionProgress:
         return _age(self.proved_at)
 
 
-def read_progress(connection: Connection, subscription: str, change_log: ChangeLog) -> SubscriptionProgress:
+def read_progress(connection: Connection, subscription: str, change_log: LogView) -> SubscriptionProgress:
     """The progress of a subscription, as its subscriber and the change log have it."""
     states = table_states(connection, subscription).values()
     validated = last_result(connection, subscription, "validate")
@@ -55,12 +55,12 @@ def read_progress(connection: Connection, subscription: str, change_log: ChangeL
     )
 
 
-def holds_all(progress: SubscriptionProgress, change_log: ChangeLog, lsn: Lsn) -> bool:
+def holds_all(progress: SubscriptionProgress, change_log: LogView, lsn: Lsn) -> bool:
     """Whether the subscription has every transaction that the publisher committed up to `lsn`."""
     applied = progress.applied_lsn
     if applied is None or applied >= lsn:
         return applied is not None
-    return change_log.end_lsn >= lsn and change_log.first_commit(Window(applied, lsn)) is None
+    return change_log.end_lsn() >= lsn and change_log.log().first_commit(Window(applied, lsn)) is None
 
 
 def _age(time: datetime | None) -> float | None:

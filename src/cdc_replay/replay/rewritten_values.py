@@ -48,6 +48,7 @@ from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snaps
 from cdc_replay.publication.resolve import SyncedTable, synced_tables, why_values_may_differ
 from cdc_replay.replay.definition_drift import definition_drifts
 from cdc_replay.replay.engine import replay_sessions
+from cdc_replay.replay.log_view import LogView
 from cdc_replay.subscriber import recorded_results, subscription_tables
 from cdc_replay.subscriber.session import SubscriptionSession, export_after_applied
 from cdc_replay.subscriber.target_tables import read_target_tables
@@ -189,7 +190,7 @@ class _MarkedTables:
             return ORIGIN_IS_NONE
         if reason := why_values_may_differ(self.catalog, subscription.publications, synced):
             return reason
-        drifts = definition_drifts(session.connection, subscription, self.change_log, self.catalog)
+        drifts = definition_drifts(session.connection, subscription, LogView(self.change_log), self.catalog)
         if synced.table.name in drifts:
             return "its row filter or columns have changed since its rows were copied"
         return None if self._has_key(synced) else "its rows have no key"

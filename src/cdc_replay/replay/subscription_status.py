@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import CdcReplayError, ChangeLogMissing, ReplayFailed, SubscriptionParked
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
@@ -29,7 +28,7 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.publication.capture_coverage import capture_warnings
 from cdc_replay.replay.definition_drift import definition_drifts
 from cdc_replay.replay.lag import Lag, lag_of, oldest_missing, unanswered, utc_text
-from cdc_replay.replay.log_window import catalog_history
+from cdc_replay.replay.log_view import LogView
 from cdc_replay.replay.table_notice import TableNotice, join_notices
 from cdc_replay.replay.table_rewrites import rewritten_tables
 from cdc_replay.subscriber import recorded_results, subscription_records, subscription_tables
@@ -43,7 +42,7 @@ _T = TypeVar("_T")
 
 
 def read_subscriber_status(
-    connection: Connection, subscription: Subscription, change_log: str
+    connection: Connection, subscription: Subscription, change_log: LogView
 ) -> SubscriberStatus:
     """What the subscriber holds, and what it lacks of the log.
 
@@ -58,10 +57,11 @@ def read_subscriber_status(
     replayed = recorded_results.last_result(connection, name, "replay")
     validated = recorded_results.last_result(connection, name, "validate")
     notices = _notices(connection, subscription, change_log)
-    lag_seconds, lag, error = _read_lag(connection, name, change_log)
+    states = {table.name: table.state for table in tables if table.name is not None}
+    ready = [state for state in states.values() if isinstance(state, Ready)]
+    lag_seconds, lag, error = _read_lag(connection, name, change_log, ready)
     copies = _read_copies(connection, name)
     dropped = _dropped_tables(connection, name, tables)
-    states = {table.name: table.state for table in tables if table.name is not None}
     applied = (table.state.applied_lsn for table in tables if isinstance(table.state, Ready))
     status = SubscriptionStatus(
         subscription=name,
@@ -188,6 +188,8 @@ def _dropped_tables(
 ) -> list[TableStatus]:
     """The subscribed tables that the subscriber has dropped, by the names that they had."""
     names = dict.fromkeys(table.recorded_name for table in tables if table.name is None)
+    if not names:
+        return []
     present = {table.name for table in tables}
     replaced = {name for name in read_target_tables(connection, names) if name not in present}
     return [
@@ -221,7 +223,7 @@ def _read_copies(connection: Connection, subscription: str) -> tuple[CopyStatus,
 
 
 def _notices(
-    connection: Connection, subscription: Subscription, change_log: str
+    connection: Connection, subscription: Subscription, change_log: LogView
 ) -> Mapping[QualifiedName, str]:
     """By table: that it was rewritten, or that its filter has changed according to the log."""
     drifts: dict[QualifiedName, TableNotice] = {}
@@ -231,12 +233,11 @@ def _notices(
 
 
 def _missing_changes(
-    subscription: Subscription, change_log: str, tables: Collection[QualifiedName]
+    subscription: Subscription, change_log: LogView, tables: Collection[QualifiedName]
 ) -> str | None:
     """Which published changes do not reach the subscription, according to the log."""
     try:
-        log = ChangeLog.open(change_log)
-        catalog = catalog_history(log).at(log.end_lsn)
+        catalog = change_log.catalogs().at(change_log.end_lsn())
     except CdcReplayError:
         return None
     return "; ".join(capture_warnings(catalog, subscription, tables)) or None
@@ -251,16 +252,14 @@ def _summarize(result: Mapping[str, object]) -> str:
 
 
 def _read_lag(
-    connection: Connection, subscription: str, change_log: str
+    connection: Connection, subscription: str, change_log: LogView, ready: Sequence[Ready]
 ) -> tuple[float | None, Lag | None, str | None]:
     """Seconds of lag of the replayed tables, the reason of the lag, and why the log cannot answer."""
-    states = subscription_tables.table_states(connection, subscription).values()
-    ready = [table_state for table_state in states if isinstance(table_state, Ready)]
     try:
         lag = lag_of(connection, subscription, change_log)
         if not ready:
             return None, lag, None
-        since = oldest_missing(ChangeLog.open(change_log), ready)
+        since = oldest_missing(change_log, ready)
     except CdcReplayError as error:
         return None, None, str(error) if ready else None
     return (0.0 if since is None else max(0.0, time.time() - since.timestamp())), lag, None

@@ -48,6 +48,7 @@ from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.replay.definition_drift import definition_drifts, record_copy_definitions
+from cdc_replay.replay.log_view import LogView
 from cdc_replay.replay.rewritten_values import compare_marked_tables
 from cdc_replay.snapshot.published_tables import (
     PublishedTables,
@@ -238,7 +239,9 @@ def _warnings(
     source: CaptureSource, session: SubscriptionSession, published: PublishedTables
 ) -> tuple[str, ...]:
     subscription = session.subscription
-    drifts = definition_drifts(session.connection, subscription, source.change_log, published.catalog)
+    drifts = definition_drifts(
+        session.connection, subscription, LogView(source.change_log), published.catalog
+    )
     warnings = tuple(map(str, drifts.values()))
     for warning in warnings:
         logger.warning("subscription %s: %s", subscription.name, warning)

@@ -235,6 +235,9 @@ _HAS_HISTORY: Final = "select pg_catalog.to_regclass('cdc_replay.validation_hist
 _CHECKED: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
 """Connections that have checked the schema's ownership; nobody else can take an existing schema."""
 
+_FOUND: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
+"""Connections that have seen the schema complete; only `remove` of the last subscription drops it."""
+
 
 def install(connection: Connection) -> None:
     """Create or upgrade the schema; concurrent calls are safe.
@@ -270,11 +273,15 @@ def is_installed(connection: Connection) -> bool:
     Raises:
         SubscriberNotReady: if another role controls the schema.
     """
+    if connection in _FOUND:
+        return True
     if connection not in _CHECKED:
         check_state_ownership(connection)
         _CHECKED.add(connection)
-    row = connection.execute(_IS_INSTALLED).fetchone()
-    return row is not None and bool(row[0])
+    ((is_complete,),) = connection.execute(_IS_INSTALLED)
+    if is_complete:
+        _FOUND.add(connection)
+    return bool(is_complete)
 
 
 def has_history(connection: Connection) -> bool:

@@ -24,6 +24,7 @@ from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.publication.resolve import synced_tables, why_not_mirrored
 from cdc_replay.replay.definition_drift import definition_drifts
 from cdc_replay.replay.engine import replay_sessions
+from cdc_replay.replay.log_view import LogView
 from cdc_replay.replay.table_notice import join_notices
 from cdc_replay.replay.table_rewrites import rewritten_tables
 from cdc_replay.subscriber.owners import Rights
@@ -73,7 +74,7 @@ def _notices(
     source: CaptureSource, session: SubscriptionSession, catalog: PublisherCatalog
 ) -> dict[QualifiedName, str]:
     return join_notices(
-        definition_drifts(session.connection, session.subscription, source.change_log, catalog),
+        definition_drifts(session.connection, session.subscription, LogView(source.change_log), catalog),
         rewritten_tables(session.connection, session.subscription.name),
     )
 
