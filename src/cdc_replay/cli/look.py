@@ -1,8 +1,9 @@
-"""Commands that look, and change nothing."""
+"""Commands that look, and change nothing unless they are asked to."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from typing import Annotated
 
@@ -16,9 +17,12 @@ from cdc_replay.terminal.options import (
     OptionalSubscriptionArgument,
     PublisherArgument,
     SubscriptionArgument,
+    YesOption,
 )
 from cdc_replay.terminal.output import (
     CommandOutcome,
+    confirm_deletions,
+    is_interactive,
     outcome_of,
 )
 from cdc_replay.terminal.progress import show_progress
@@ -27,16 +31,37 @@ from cdc_replay.terminal.progress import show_progress
 @app.command("validate", rich_help_panel=LOOK)
 def _validate(
     subscription: SubscriptionArgument,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="If rows differ, insert, update and DELETE rows of the subscriber until it holds what is"
+            " published, then prove it again. --dry-run counts them.",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --repair: write no row; report counts and first keys.")
+    ] = False,
+    yes: YesOption = False,
     config: ConfigOption = None,
     log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
-    """Prove that the subscriber is consistent, at one WAL position."""
-    from cdc_replay.commands.validate import validate
+    """Prove that the subscriber is consistent, at one WAL position; with --repair, make it so."""
+    from cdc_replay.commands.validate import validate, validate_and_repair
 
+    if dry_run and not repair:
+        raise typer.BadParameter("--dry-run needs --repair: without it nothing is written anyway")
     loaded = load(config, log_level)
     with show_progress(f"validate {subscription}") as report:
-        result = validate(loaded, subscription, report=report)
+        if repair:
+            asks = not yes and is_interactive()
+            confirm = functools.partial(confirm_deletions, report) if asks else None
+            result = validate_and_repair(
+                loaded, subscription, dry_run=dry_run, confirm=confirm, report=report
+            )
+        else:
+            result = validate(loaded, subscription, report=report)
     return outcome_of(result, as_json=as_json)
 
 

@@ -19,7 +19,7 @@ from cdc_replay.terminal.options import (
 )
 from cdc_replay.terminal.output import (
     CommandOutcome,
-    ask,
+    confirm_deletions,
     is_interactive,
     outcome_of,
 )
@@ -99,16 +99,6 @@ def _refresh(
 ) -> CommandOutcome:
     """Read the publications again; copy new tables, remove dropped ones. Rows stay, without --reconcile."""
     from cdc_replay.commands.refresh import refresh
-    from cdc_replay.model.results import RefreshResult
-
-    def confirm(planned: RefreshResult) -> bool:
-        lines = [
-            f"{table.table}: {table.deleted} rows will be deleted, such as {', '.join(table.deleted_keys)}"
-            for table in planned.reconciled
-            if table.deleted
-        ]
-        with report.paused():
-            return ask(lines, f"Delete {planned.deleted} rows of the subscriber?")
 
     loaded, asks = load(config, log_level), not yes and is_interactive()
     with show_progress(f"refresh {subscription}") as report:
@@ -117,7 +107,7 @@ def _refresh(
             subscription,
             reconcile=reconcile,
             dry_run=dry_run,
-            confirm=confirm if asks else None,
+            confirm=(lambda planned: confirm_deletions(report, planned.reconciled)) if asks else None,
             report=report,
         )
     return outcome_of(result, as_json=as_json)

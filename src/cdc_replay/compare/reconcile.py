@@ -70,6 +70,8 @@ class ReconcileRequest:
     tables: tuple[SyncedTable, ...]
     claims: Mapping[QualifiedName, sql.Composed] = field(default_factory=dict)
     report: Report = unreported
+    lists_keys: bool = False
+    """Whether the result has the first keys of each kind; a preview always has."""
 
     @property
     def subscription(self) -> str:
@@ -294,6 +296,7 @@ def _merge(
 ) -> TableReconciled:
     started = time.monotonic()
     name = pair.staged.pair.name
+    planned = _preview(connection, pair) if request.lists_keys else None
     merged: Merged = merge(connection, sessions.session_for(pair.staged.pair.target), pair.staged)
     set_table_state(connection, request.subscription, name, Ready(request.lsn))
     seconds = pair.seconds + time.monotonic() - started
@@ -302,8 +305,16 @@ def _merge(
         *(request.subscription, name, merged.insert, merged.update, merged.delete, seconds),
     )
     failpoint("reconcile.mid_merge")
-    return TableReconciled(
+    reconciled = TableReconciled(
         str(name), merged.insert, merged.update, merged.delete, pair.staged.rows, pair.bytes, seconds
+    )
+    if planned is None:
+        return reconciled
+    return dataclasses.replace(
+        reconciled,
+        deleted_keys=planned.deleted_keys,
+        updated_keys=planned.updated_keys,
+        inserted_keys=planned.inserted_keys,
     )
 
 

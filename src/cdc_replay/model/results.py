@@ -335,7 +335,11 @@ class ResumeResult(SubscriptionResult):
 
 @dataclass(frozen=True, slots=True)
 class ValidateResult(Result):
-    """The verdict of one validation; `error` is set if the subscriber is not consistent."""
+    """The verdict of one validation; `error` is set if the subscriber is not consistent.
+
+    With `--repair`: the rows that were written, or with `dry_run` would be; `not_repaired` says which
+    differing tables were left and why. `first_report` is of the validation before, the rest of that after.
+    """
 
     subscription: str
     from_lsn: Lsn
@@ -346,6 +350,10 @@ class ValidateResult(Result):
     report: Path
     data_docs: Path
     error: str | None
+    repaired: tuple[TableReconciled, ...] = ()
+    not_repaired: tuple[str, ...] = ()
+    dry_run: bool = False
+    first_report: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

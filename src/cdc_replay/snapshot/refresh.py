@@ -29,7 +29,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -153,6 +153,32 @@ def preview_refresh(request: RefreshRequest, session: SubscriptionSession) -> Re
     ).with_tables(reconciled)
 
 
+def preview_repair(
+    request: RefreshRequest, session: SubscriptionSession, names: Collection[QualifiedName]
+) -> tuple[TableReconciled, ...]:
+    """What `repair_tables` would write, with the first keys of each kind. Writes nothing on either side."""
+    with export_snapshot_unlocked(request.source.dsn, session) as exported:
+        published = read_published_tables(session, exported)
+        tables = tuple(synced for table, synced in published.tables.items() if table in names)
+        repaired = preview_tables(_reconcile_request(request, session, exported, published.catalog, tables))
+    _check_origin(session, repaired)
+    return repaired
+
+
+def repair_tables(
+    request: RefreshRequest, session: SubscriptionSession, names: Collection[QualifiedName]
+) -> tuple[TableReconciled, ...]:
+    """Write the rows of these tables that differ from what is published, all at one LSN.
+
+    Other tables of the subscription, and the list of its tables, stay as they are.
+
+    Raises:
+        ReconcileRefused: if the subscription may not be reconciled, with nothing changed.
+        CdcReplayError: as `reconcile_tables`.
+    """
+    return _reconcile(request, session, names)[1]
+
+
 def _check_reconciliation(
     request: RefreshRequest, session: SubscriptionSession, confirm: Confirm | None
 ) -> None:
@@ -268,21 +294,23 @@ def _copy_empty_tables(
 
 
 def _reconcile(
-    request: RefreshRequest, session: SubscriptionSession
+    request: RefreshRequest, session: SubscriptionSession, names: Collection[QualifiedName] | None = None
 ) -> tuple[Lsn, tuple[TableReconciled, ...]]:
-    """Reconcile all tables of the subscription with one snapshot; returns its LSN too."""
+    """Reconcile the subscription's tables, or those of `names`, with one snapshot; returns its LSN too."""
     name = session.subscription.name
     with export_snapshot_unlocked(request.source.dsn, session) as exported:
         # Again: the publications may have changed since, and the tables' changes must be captured.
         published = read_published_tables(session, exported)
         states = session.table_states()
-        tables = tuple(synced for table, synced in published.tables.items() if table in states)
+        subscribed = states if names is None else states.keys() & set(names)
+        tables = tuple(synced for table, synced in published.tables.items() if table in subscribed)
         check_captured(published.catalog, session.subscription, tables)
         lsn = exported.consistent_point
 
         def record(connection: Connection, reconciled: Sequence[TableReconciled]) -> None:
             record_copy_definitions(connection, name, lsn, tables)
-            subscription_records.unpark(connection, name)
+            if names is None:
+                subscription_records.unpark(connection, name)
             recorded = {
                 "subscription": name,
                 "to_lsn": str(lsn),
@@ -292,4 +320,5 @@ def _reconcile(
             recorded_results.record_result(connection, name, "reconcile", recorded)
 
         reconcile_request = _reconcile_request(request, session, exported, published.catalog, tables)
+        reconcile_request = dataclasses.replace(reconcile_request, lists_keys=names is not None)
         return lsn, reconcile_tables(reconcile_request, record)

@@ -235,7 +235,7 @@ _HAS_HISTORY: Final = "select pg_catalog.to_regclass('cdc_replay.validation_hist
 _CHECKED: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
 """Connections that have checked the schema's ownership; nobody else can take an existing schema."""
 
-_FOUND: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
+_COMPLETE: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
 """Connections that have seen the schema complete; only `remove` of the last subscription drops it."""
 
 
@@ -273,14 +273,14 @@ def is_installed(connection: Connection) -> bool:
     Raises:
         SubscriberNotReady: if another role controls the schema.
     """
-    if connection in _FOUND:
+    if connection in _COMPLETE:
         return True
     if connection not in _CHECKED:
         check_state_ownership(connection)
         _CHECKED.add(connection)
     ((is_complete,),) = connection.execute(_IS_INSTALLED)
     if is_complete:
-        _FOUND.add(connection)
+        _COMPLETE.add(connection)
     return bool(is_complete)
 
 

@@ -13,7 +13,8 @@ from typing import TextIO
 import typer
 from rich.console import Console, RenderableType
 
-from cdc_replay.model.results import Json, Result
+from cdc_replay.model.results import Json, Result, TableReconciled
+from cdc_replay.terminal.progress import ShownProgress
 from cdc_replay.terminal.results import summarize, wrap
 from cdc_replay.terminal.units import printable
 
@@ -109,6 +110,18 @@ def ask(lines: Sequence[str], question: str) -> bool:
     for line in lines:
         typer.echo(line, err=True)
     return typer.confirm(question, err=True)
+
+
+def confirm_deletions(report: ShownProgress, tables: Sequence[TableReconciled]) -> bool:
+    """Say which rows of the subscriber will be deleted, and ask; the progress display makes way."""
+    lines = [
+        f"{table.table}: {table.deleted} rows will be deleted, such as {', '.join(table.deleted_keys)}"
+        for table in tables
+        if table.deleted
+    ]
+    deleted = sum(table.deleted for table in tables)
+    with report.paused():
+        return ask([printable(line) for line in lines], f"Delete {deleted} rows of the subscriber?")
 
 
 def confirm_or_abort(question: str, *, yes: bool) -> None:

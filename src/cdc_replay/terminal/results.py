@@ -164,7 +164,7 @@ def _(result: results.ResumeResult) -> Summary:
 def _(result: results.ValidateResult) -> Summary:
     failed = [table for table in result.tables if not table["success"]]
     tables, differ = _count(len(result.tables), "table"), "differs" if len(failed) == 1 else "differ"
-    remedy = f"`cdc-replay refresh {result.subscription} --reconcile --dry-run` counts what makes them equal."
+    remedy = f"`cdc-replay validate {result.subscription} --repair --dry-run` counts what makes them equal."
     if result.success:
         total = sum(count for table in result.tables if isinstance(count := table["publisher_rows"], int))
         sentence = f"{result.subscription} is consistent at {result.to_lsn}: {tables}, {_rows(total)}"
@@ -178,8 +178,26 @@ def _(result: results.ValidateResult) -> Summary:
         if table["success"] and isinstance(table["notes"], list)
         for note in table["notes"]
     ]
-    rows = (*notes, ("report", str(result.report)))
+    rows = (*_repaired(result), *notes, ("report", str(result.report)))
+    if result.first_report is not None:
+        rows = (*rows, ("report before the repair", str(result.first_report)))
     return Summary(f"{sentence}, {_time(result.seconds)}", rows, None if result.success else remedy)
+
+
+def _repaired(result: results.ValidateResult) -> Iterator[Row]:
+    """What a repair wrote, or would write, by table, with the first keys; then what it left."""
+    would = "would be " if result.dry_run else ""
+    for table in result.repaired:
+        kinds = {
+            "inserted": (table.inserted, table.inserted_keys),
+            "updated": (table.updated, table.updated_keys),
+            "deleted": (table.deleted, table.deleted_keys),
+        }
+        for kind, (count, keys) in kinds.items():
+            if count:
+                shown = f", such as {', '.join(keys)}" if keys else ""
+                yield f"{table.table}: {would}{kind}", f"{count:,}{shown}"
+    yield from (("not repaired", reason) for reason in result.not_repaired)
 
 
 @summarize.register

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from cdc_replay.compare.difference import Difference, DifferenceKind
+from cdc_replay.model.results import TableReconciled
 from cdc_replay.private_files import make_folder
 from cdc_replay.subscriber.history import ValidationRecord
-from cdc_replay.validate.report_context import ReportContext, first_sentence, time_of_day
+from cdc_replay.validate.report_context import Repair, ReportContext, first_sentence, time_of_day
 from cdc_replay.validate.verdict import Check, TableVerdict, Verdict
 
 LATEST: Final = "latest.html"
@@ -114,6 +115,7 @@ def render(
     """The page as text; the links are relative to its folder."""
     body = [
         _head(verdict, context, now),
+        "" if context.repair is None else _repaired(context.repair),
         _trend(verdict, context.earlier),
         _overview(verdict.tables),
         *(_table(verdict.subscription, context.links.repair, table) for table in verdict.tables),
@@ -156,6 +158,35 @@ def _head(verdict: Verdict, context: ReportContext, now: dt.datetime) -> str:
         f"later writes of the publisher are not included.</div>{_facts(facts)}{error}{_links(context)}"
         "</section>"
     )
+
+
+def _repaired(repair: Repair) -> str:
+    """What was written before this validation, and the verdict before that."""
+    rows = "".join(
+        f'<tr><td>{escape(table.table)}</td><td class="number">{table.inserted:,}</td>'
+        f'<td class="number">{table.updated:,}</td><td class="number">{table.deleted:,}</td>'
+        f'<td class="key mono">{escape(", ".join(_repaired_keys(table)))}</td></tr>'
+        for table in repair.tables
+    )
+    left = "".join(f"<li>{escape(reason)}</li>" for reason in repair.not_repaired)
+    return (
+        '<section class="card scroll"><h2>Repaired before this validation</h2><p class="soft">At '
+        f"{escape(str(repair.before.lsn))} the subscriber was not consistent"
+        f" ({_link(repair.before.report.name, 'that report')}). These rows were written as they are published"
+        ' since.</p><table><tr><th>Table</th><th class="number">Inserted</th><th class="number">Updated</th>'
+        f'<th class="number">Deleted</th><th>First keys</th></tr>{rows}</table>'
+        + (f'<p class="soft">Left as they are:</p><ul class="soft">{left}</ul>' if left else "")
+        + "</section>"
+    )
+
+
+def _repaired_keys(table: TableReconciled) -> Iterable[str]:
+    kinds = {
+        "inserted": table.inserted_keys,
+        "updated": table.updated_keys,
+        "deleted": table.deleted_keys,
+    }
+    return (f"{kind} {key}" for kind, keys in kinds.items() for key in keys)
 
 
 def _links(context: ReportContext) -> str:
@@ -342,8 +373,8 @@ def _remedies(subscription: str, repair: str | None, table: TableVerdict) -> Ite
         )
     elif not table.success and kinds:
         yield (
-            f"{reconcile} writes only the rows that differ, in all tables of the subscription; with"
-            f" <code>--dry-run</code> it counts them.{form}"
+            f"<code>cdc-replay validate {escape(subscription)} --repair</code> writes only the rows that"
+            f" differ, and validates again; with <code>--dry-run</code> it counts them.{form}"
         )
     if not table.success and kinds:
         yield (

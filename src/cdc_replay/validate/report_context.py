@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cdc_replay.model.results import TableReconciled
 from cdc_replay.subscriber.history import ValidationRecord
 from cdc_replay.validate.verdict import TableVerdict, Verdict
 
@@ -23,13 +24,23 @@ class ReportLinks:
 
 
 @dataclass(frozen=True, slots=True)
+class Repair:
+    """What was written between two validations of a run: `before` is the first one, `report` its page."""
+
+    before: Verdict
+    tables: tuple[TableReconciled, ...]
+    not_repaired: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ReportContext:
-    """Where the rows come from, the earlier validations, the newest first, and links."""
+    """Where the rows come from, earlier validations (the newest first), links, and a repair before this."""
 
     publisher: str
     publications: tuple[str, ...] = ()
     earlier: tuple[ValidationRecord, ...] = ()
     links: ReportLinks = ReportLinks()
+    repair: Repair | None = None
 
 
 def first_sentence(verdict: Verdict, context: ReportContext, now: dt.datetime) -> str:

@@ -72,6 +72,16 @@ class TableVerdict:
         """Whether all checks pass."""
         return self.error is None and all(check.passes for check in self.checks)
 
+    @property
+    def differs(self) -> bool:
+        """Whether rows differ, or the table could not be compared; it may still need not be a mirror."""
+        return self.error is not None or bool(self.counts) or not self.success
+
+    @property
+    def can_be_repaired(self) -> bool:
+        """Whether rows differ that the publications determine."""
+        return self.full and self.error is None and not self.success
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -93,6 +103,14 @@ class Verdict:
     def success(self) -> bool:
         """Whether the subscriber is consistent with the publisher."""
         return self.error is None and all(table.success for table in self.tables)
+
+    def left_by_repair(self) -> tuple[str, ...]:
+        """The tables that differ and that no repair changes, each with the reason."""
+        return tuple(
+            f"{table.name}: {table.error or '; '.join(table.notes)}"
+            for table in self.tables
+            if table.differs and not table.can_be_repaired
+        )
 
     def describe_failures(self, limit: int = 10) -> tuple[str, ...]:
         """One line per failed table: the checks, and the first keys."""

@@ -161,7 +161,7 @@ SCREENS: dict[str, tuple[Result, str]] = {
             "nsw is NOT consistent at 0/2A2B3C: 1 of 2 tables differs, 3.0 s\n"
             "  public.t  for information only: its DELETEs are not published\n"
             "  report    /srv/a/long/path/of/expectations/gx/uncommitted/reports/nsw/0-2A2B3C.html\n"
-            "`cdc-replay refresh nsw --reconcile --dry-run` counts what makes them equal.\n"
+            "`cdc-replay validate nsw --repair --dry-run` counts what makes them equal.\n"
         ),
     ),
     "verify-log": (
