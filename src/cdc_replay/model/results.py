@@ -257,17 +257,22 @@ class SyncResult(SubscriptionResult):
 
 @dataclass(frozen=True, slots=True)
 class BackfillResult(AppliedRange):
-    """A past range applied again."""
+    """A past range applied again; `tables` are the chosen ones, empty if none were."""
 
     dry_run: bool = False
+    tables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillPlan(SubscriptionResult):
-    """The range that a backfill would apply, and what the log holds of it, before any filter."""
+    """The range that a backfill would apply, and what the log holds of it, before any filter.
+
+    `tables` are the chosen ones, empty if none were; the log is counted for all tables.
+    """
 
     transactions: int
     changes: int
+    tables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
