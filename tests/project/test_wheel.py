@@ -5,6 +5,7 @@ The distributions are linked from this environment, which has installed them by 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -19,9 +20,12 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import yaml
 
 import licences_page
+from embedded.java import spark_environment
 from fixtures.airflow import ROOT
+from fixtures.postgres import Database
 
 PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
@@ -61,7 +65,7 @@ class Environment:
     def run(self, program: str, *arguments: str) -> str:
         process = subprocess.run(
             [self.folder / "bin" / program, *arguments],
-            env=without_python(),
+            env=spark_environment() | without_python() | {"PYSPARK_PYTHON": str(self.folder / "bin/python")},
             cwd=self.folder, capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
         assert process.returncode == 0, process.stderr
@@ -148,3 +152,28 @@ for module in pkgutil.walk_packages(cdc_replay.__path__, "cdc_replay."):
         print(module.name)
 """
     assert "cdc_replay.commands.sync" in installed.run("python", "-W", "error", "-c", program).splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_one_database_is_replicated_into_another(
+    installed: Environment, publisher: Database, subscriber: Database
+) -> None:
+    publisher.run(
+        "create table t (id int primary key); create publication p for table t; insert into t values (1)"
+    )
+    subscriber.run("create table t (id int primary key)")
+    content = {
+        "publishers": {"pub": {"dsn": publisher.dsn, "change_log": "log", "slot": publisher.name}},
+        "subscriptions": {
+            "s": {"publisher": "pub", "publications": ["p"], "dsn": subscriber.dsn, "run_as_owner": True}
+        },
+    }
+    file = installed.folder / "cdc_replay.yaml"
+    file.write_text(yaml.safe_dump(content), encoding="utf-8")
+    installed.run("cdc-replay", "setup", "pub")
+    checks = json.loads(installed.run("cdc-replay", "doctor", "--json"))
+    result = json.loads(installed.run("cdc-replay", "sync", "s", "--json"))
+    assert checks["error"] is None
+    assert result["replay"]["error"] is None
+    assert subscriber.rows("select * from t") == [(1,)]
