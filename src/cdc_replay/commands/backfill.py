@@ -12,7 +12,7 @@ from cdc_replay.config import Config
 from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import BackfillPlan, BackfillResult
-from cdc_replay.replay.backfill import backfill_range, choose_tables, parse_range
+from cdc_replay.replay.backfill import backfill_range, choose_tables, describe_log, parse_range
 
 
 def backfill(  # noqa: PLR0913 - the options of the command
@@ -85,5 +85,6 @@ def plan_backfill(
         seconds=time.monotonic() - began,
         transactions=summary.transactions,
         changes=summary.messages,
+        held=describe_log(change_log),
         tables=tuple(map(str, dict.fromkeys(tables))),
     )

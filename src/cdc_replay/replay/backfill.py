@@ -37,7 +37,7 @@ from cdc_replay.model.results import BackfillResult
 from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subscription
 from cdc_replay.model.suggestion import did_you_mean
 from cdc_replay.model.table_state import Ready, TableState
-from cdc_replay.model.timestamp import parse_timestamp_us
+from cdc_replay.model.timestamp import parse_timestamp_us, timestamp_text
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.replay.apply.session import Applied, ApplyRequest, open_apply_session
 from cdc_replay.replay.apply.staging import Stager
@@ -158,13 +158,27 @@ def parse_range(change_log: ChangeLog, start: str, to: str) -> Window:
     window = Window(first, _parse_position(change_log, to, change_log.start_lsn))
     whole = Window(change_log.header.start_lsn, change_log.end_lsn)
     if window.is_empty:
-        raise InvalidConfiguration(f"the range {window} is empty", hint="`--from` must be before `--to`.")
+        raise InvalidConfiguration(
+            f"the range {window} is empty",
+            detail=f"The log holds {describe_log(change_log)}.",
+            hint="`--from` must be before `--to`.",
+        )
     change_log.check_holds(window)
     if window.after < whole.after or window.upto > whole.upto:
         raise InvalidConfiguration(
-            f"the range {window} is not in the change log", detail=f"The log holds {whole}."
+            f"the range {window} is not in the change log",
+            detail=f"The log holds {describe_log(change_log)}.",
         )
     return window
+
+
+def describe_log(change_log: ChangeLog) -> str:
+    """What the log holds, as WAL positions and times of commits: the bounds of a range."""
+    window = Window(change_log.start_lsn, change_log.end_lsn)
+    if (times := change_log.commit_times()) is None:
+        return f"{window}, and no transaction"
+    first, last = map(timestamp_text, times)
+    return f"{window}, committed from {first} to {last}"
 
 
 def _parse_position(change_log: ChangeLog, text: str, before_all: Lsn) -> Lsn:

@@ -198,7 +198,9 @@ def test_range_that_cannot_be_replayed_is_refused(history: History) -> None:
     with pytest.raises(InvalidConfiguration, match="is empty"):
         backfill(config, "s", history.times[1], history.times[1])
     for begin, end in ((first, "FFFF/0"), ("0/1", second)):
-        with pytest.raises(InvalidConfiguration, match=r"(?s)is not in the change log.*The log holds"):
+        with pytest.raises(
+            InvalidConfiguration, match=r"(?s)is not in the change log.*The log holds \(.*, committed from 20"
+        ):
             backfill(config, "s", begin, end)
     with pytest.raises(InvalidConfiguration, match='"yesterday" is neither a WAL position nor a timestamp'):
         backfill(config, "s", "yesterday", second)
