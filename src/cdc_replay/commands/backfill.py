@@ -85,6 +85,6 @@ def plan_backfill(
         seconds=time.monotonic() - began,
         transactions=summary.transactions,
         changes=summary.messages,
-        held=describe_log(change_log),
+        log_range=describe_log(change_log),
         tables=tuple(map(str, dict.fromkeys(tables))),
     )

@@ -267,13 +267,13 @@ class BackfillResult(AppliedRange):
 class BackfillPlan(SubscriptionResult):
     """The range that a backfill would apply, and what the log holds of it, before any filter.
 
-    `held` says what the whole log holds. `tables` are the chosen ones, empty if none were; the log is counted
-    for all tables.
+    `log_range` says what the whole log holds. `tables` are the chosen ones, empty if none were; the counts
+    are of all tables.
     """
 
     transactions: int
     changes: int
-    held: str
+    log_range: str
     tables: tuple[str, ...] = ()
 
 

@@ -283,7 +283,7 @@ class PlanBackfillOperator(CommandOperator):
         )
         effect = "only counted" if is_set(self.is_dry_run) else "applied"
         target = f'connection "{into}"' if into else f'the subscriber of "{self.subscription}"'
-        self.log.info("the change log holds %s", plan.held)
+        self.log.info("the change log holds %s", plan.log_range)
         self.log.info(
             "%d transactions with %d changes, after %s up to %s, will be filtered and %s; tables: %s;"
             " target: %s",
