@@ -125,7 +125,7 @@ def test_writes_to_a_subscriber_trigger_its_validation(parsed: dict[str, Any], n
 
 def test_manual_dags_have_typed_params(parsed: dict[str, Any]) -> None:
     dags = parsed["dags"]
-    assert dags["backfill__nsw"]["params"] == ["dry_run", "from", "into_conn_id", "to"]
+    assert dags["backfill__nsw"]["params"] == ["dry_run", "from", "into_conn_id", "tables", "to"]
     assert dags["snapshot__nsw"]["params"] == ["tables"]
     assert dags["refresh__nsw"]["params"] == ["dry_run", "reconcile"]
     assert dags["replay__shop"]["params"] == ["to_lsn"]

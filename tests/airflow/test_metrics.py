@@ -5,6 +5,7 @@ from __future__ import annotations
 from fixtures.airflow import RunInAirflow
 
 MEASURE = """
+import inspect
 from airflow.sdk.observability.stats import Stats
 from cdc_replay.airflow import metrics
 from cdc_replay.airflow.connections import airflow_config
@@ -15,7 +16,10 @@ class Backend:
     def gauge(self, stat, value, tags):
         gauges.append([stat, value, tags])
 
-Stats.initialize(factory=Backend, export_legacy_names=True)
+# Airflow 3.2 has no such parameter.
+legacy = {"export_legacy_names": True}
+known = inspect.signature(Stats.initialize).parameters
+Stats.initialize(factory=Backend, **{name: value for name, value in legacy.items() if name in known})
 metrics.of_replay({
     "subscription": "nsw", "seconds": 1.5,
     "applied": {"insert": 2, "delete": 1}, "conflicts": {"insert_exists": 1},

@@ -67,6 +67,11 @@ ACCEPTED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {**RANGE, "into_conn_id": "audit", "dry_run": False},
         {"arguments": [*PLANNED, "--into-conn-id=audit"], "conn_ids": ["audit"]},
     ),
+    (
+        "backfill",
+        {**RANGE, "tables": ["public.t", "Sales.o'rder"], "dry_run": False},
+        {"arguments": [*PLANNED, "--table=public.t", "--table=Sales.o'rder"]},
+    ),
     ("snapshot", {}, {"arguments": []}),
     (
         "snapshot",
@@ -89,6 +94,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("backfill", {**RANGE, "to": 5}, "5"),
     ("backfill", {**RANGE, "dry_run": "yes"}, "yes"),
     ("backfill", {**RANGE, "into_conn_id": "postgresql://me:secret@db/x"}, "into_conn_id"),
+    ("backfill", {**RANGE, "tables": ["t"]}, "'t'"),
     ("snapshot", {"tables": "public.t"}, "public.t"),
     ("snapshot", {"tables": ["t"]}, "'t'"),
     ("snapshot", {"tables": ["public.t", "public.t"]}, "unique"),

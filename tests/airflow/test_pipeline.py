@@ -272,7 +272,7 @@ def test_a_backfill_repairs_the_subscriber(pipeline: Pipeline) -> None:
     assert pipeline.next_run("replay__shop", known).state == "success"
     pipeline.nsw.run("delete from orders where id = 20; update orders set note = 'damaged' where id = 21")
 
-    dry_run = pipeline.succeed("backfill__nsw", **{"from": start, "to": end})
+    dry_run = pipeline.succeed("backfill__nsw", **{"from": start, "to": end, "tables": ["public.orders"]})
     assert client.task_states(dry_run)["announce"] == "skipped"
     assert client.xcom(dry_run, "plan")["from_lsn"] == start
     assert client.xcom(dry_run, "plan")["transactions"] == 1
@@ -283,6 +283,7 @@ def test_a_backfill_repairs_the_subscriber(pipeline: Pipeline) -> None:
         "update": 0,
     }
     assert "1 transactions with 2 changes" in client.log(dry_run, "plan")
+    assert client.xcom(dry_run, "backfill")["tables"] == ["public.orders"]
     assert pipeline.nsw.rows("select from orders where id = 20") == []
 
     run = pipeline.succeed("backfill__nsw", **{"from": start, "to": end, "dry_run": False})

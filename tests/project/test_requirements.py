@@ -32,7 +32,7 @@ SPARK: Final = "requirements-spark"
 DEVELOPMENT: Final = "requirements-dev"
 BUILD: Final = "requirements-build"
 
-OF_OTHERS: Final = {"pyspark-client", "sqlalchemy"}
+OF_OTHERS: Final = {"sqlalchemy"}
 """Pinned although the package does not import them; `requirements.in` says why."""
 
 

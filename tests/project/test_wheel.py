@@ -1,10 +1,12 @@
 """The wheel, in an environment with the locked distributions of `requirements-spark.lock` and nothing else.
 
-The distributions are linked from this environment, which has installed them by hash: no index is asked.
+The distributions are linked from this environment, which has installed them by hash. Only an older
+Airflow comes from the index.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -19,9 +21,12 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import yaml
 
 import licences_page
+from embedded.java import spark_environment
 from fixtures.airflow import ROOT
+from fixtures.postgres import Database
 
 PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
@@ -58,10 +63,11 @@ class Environment:
         (folder,) = self.folder.glob("lib/python*/site-packages")
         return folder
 
-    def run(self, program: str, *arguments: str) -> str:
+    def run(self, program: str, *arguments: str, **variables: str) -> str:
+        workers = {"PYSPARK_PYTHON": str(self.folder / "bin" / "python")}
         process = subprocess.run(
             [self.folder / "bin" / program, *arguments],
-            env=without_python(),
+            env=spark_environment() | without_python() | workers | variables,
             cwd=self.folder, capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
         assert process.returncode == 0, process.stderr
@@ -70,17 +76,23 @@ class Environment:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    environment = Environment(tmp_path_factory.mktemp("environment"))
-    venv.create(environment.folder)
-    for requirement in licences_page.read_lock(ROOT / "requirements-spark.lock"):
+    return linked(wheel, tmp_path_factory.mktemp("environment"), "requirements-spark.lock")
+
+
+def linked(wheel: Path, folder: Path, lock: str) -> Environment:
+    """An environment with the distributions of a lock and the wheel."""
+    environment = Environment(folder)
+    venv.create(folder)
+    for requirement in licences_page.read_lock(ROOT / lock):
         if requirement.marker is None or requirement.marker.evaluate():
             link(requirement.name, environment.site_packages)
-    subprocess.run(
-        [*PIP, "--python", environment.folder, "install", "--quiet", "--no-deps", "--no-index", wheel],
-        env=without_python(),
-        check=True,
-    )
+    install(environment, "--no-deps", "--no-index", str(wheel))
     return environment
+
+
+def install(environment: Environment, *arguments: str) -> None:
+    command = [*PIP, "--python", str(environment.folder), "install", "--quiet", *arguments]
+    subprocess.run(command, env=without_python(), check=True)
 
 
 def link(name: str, site_packages: Path) -> None:
@@ -148,3 +160,81 @@ for module in pkgutil.walk_packages(cdc_replay.__path__, "cdc_replay."):
         print(module.name)
 """
     assert "cdc_replay.commands.sync" in installed.run("python", "-W", "error", "-c", program).splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_one_database_is_replicated_into_another(
+    installed: Environment, publisher: Database, subscriber: Database
+) -> None:
+    publisher.run(
+        "create table t (id int primary key); create publication p for table t; insert into t values (1)"
+    )
+    subscriber.run("create table t (id int primary key)")
+    content = {
+        "publishers": {"pub": {"dsn": publisher.dsn, "change_log": "log", "slot": publisher.name}},
+        "subscriptions": {
+            "s": {"publisher": "pub", "publications": ["p"], "dsn": subscriber.dsn, "run_as_owner": True}
+        },
+    }
+    file = installed.folder / "cdc_replay.yaml"
+    file.write_text(yaml.safe_dump(content), encoding="utf-8")
+    installed.run("cdc-replay", "setup", "pub")
+    checks = json.loads(installed.run("cdc-replay", "doctor", "--json"))
+    result = json.loads(installed.run("cdc-replay", "sync", "s", "--json"))
+    assert checks["error"] is None
+    assert result["replay"]["error"] is None
+    assert subscriber.rows("select * from t") == [(1,)]
+
+
+HOME_CONFIGURATION = """
+publishers:
+  shop: {conn_id: shop_publisher, change_log: ./log}
+subscriptions:
+  nsw: {publisher: shop, publications: [nsw], conn_id: dwh}
+"""
+
+
+OF_ITS_TIME: Final = "fastapi<0.137"
+"""Airflow 3.2 does not start with later ones; its constraints, and the metadata of 3.3, exclude them."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.2.2", metadata.version("apache-airflow")])
+def test_home_of_airflow_gets_the_provider_and_the_dags(wheel: Path, tmp_path: Path, version: str) -> None:
+    if version == metadata.version("apache-airflow"):
+        environment = linked(wheel, tmp_path / "environment", "requirements.lock")
+    else:
+        environment = Environment(tmp_path / "environment")
+        venv.create(environment.folder)
+        install(environment, f"{wheel}[airflow]", f"apache-airflow=={version}", OF_ITS_TIME)
+    home = tmp_path / "home"
+    for folder in ("dags", "plugins"):
+        shutil.copytree(ROOT / folder, home / folder)
+    (home / "cdc_replay.yaml").write_text(HOME_CONFIGURATION, encoding="utf-8")
+
+    def airflow(*command: str) -> str:
+        return environment.run(
+            "python",
+            *("-m", "airflow", *command),
+            AIRFLOW_HOME=str(home),
+            AIRFLOW__CORE__DAGS_FOLDER=str(home / "dags"),
+            AIRFLOW__CORE__PLUGINS_FOLDER=str(home / "plugins"),
+            AIRFLOW__CORE__LOAD_EXAMPLES="False",
+            CDC_REPLAY_CONFIG=str(home / "cdc_replay.yaml"),
+        )
+
+    def rows(key: str, *command: str) -> set[str]:
+        return {row[key] for row in json.loads(airflow(*command, "--output=json").splitlines()[-1])}
+
+    assert airflow("version").endswith(f"{version}\n")
+    airflow("db", "migrate")
+    airflow("dag-processor", "--num-runs=1")
+    assert "cdc-replay" in rows("package_name", "providers", "list")
+    kinds = rows("connection_type", "providers", "hooks")
+    assert {"cdc_replay_publisher", "cdc_replay_subscriber"} <= kinds
+    assert "cdc_replay" in rows("name", "plugins")
+    verbs = ("validate", "snapshot", "refresh", "backfill", "resume")
+    assert rows("dag_id", "dags", "list") == {
+        "capture__shop", "watch__shop", "replay__shop", *(f"{verb}__nsw" for verb in verbs),
+    }  # fmt: skip

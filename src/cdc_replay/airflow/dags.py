@@ -314,6 +314,7 @@ class BackfillDag(SubscriptionDag):
         super().__init__(config, "backfill", subscription, text, arguments | kwargs)
         shared: dict[str, Any] = {
             "subscription": subscription,
+            "tables": "{{ params.tables | tojson }}",
             "into_conn_id": "{{ params.into_conn_id or '' }}",
             "is_dry_run": "{{ params.dry_run }}",
             "refuse_unknown_params": True,

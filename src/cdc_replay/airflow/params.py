@@ -114,14 +114,27 @@ def refresh_params() -> ParamsDict:
 
 
 def backfill_params() -> ParamsDict:
-    """`from`, `to`, `into_conn_id`, `dry_run`."""
+    """`from`, `to`, `tables`, `into_conn_id`, `dry_run`."""
     return ParamsDict(
         {
-            "from": _position("From", "Start after this. Empty: with the first transaction of the log."),
+            "from": _position(
+                "From",
+                "Start after this. Empty: with the first transaction of the log. Browse → CDC replay shows"
+                " what the log holds.",
+            ),
             "to": _position(
                 "To",
                 "Up to and with this. Empty: what the subscriber has applied; for another database, the end"
                 " of the log.",
+            ),
+            "tables": Param(
+                [],
+                type="array",
+                items={"type": "string", "pattern": TABLE},
+                uniqueItems=True,
+                title="Tables",
+                description="Only these tables, each as schema.table of the subscriber. Empty: all.",
+                section="Tables",
             ),
             "into_conn_id": Param(
                 None,

@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cdc_replay.capture.change_origins import ORIGIN_OPTION_SINCE
 from cdc_replay.capture.ddl.event_triggers import (
@@ -71,6 +71,11 @@ if TYPE_CHECKING:
     from psycopg import sql
 
 logger = logging.getLogger(__name__)
+
+_OWNER: Final = (
+    "Run it again with the DSN of the role that owns them, such as the administrator's who ran the script of"
+    " `setup --dry-run`."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +163,10 @@ def teardown_publisher(request: SetupRequest, *, remove_log: bool = False) -> tu
         if drop_slot(connection, request.slot):
             removed.append(f"replication slot {request.slot}")
         failpoint("teardown.after_slot")
-        with translated_errors("cannot drop the capture publications"):
+        with translated_errors("cannot drop the capture publications", grant=_OWNER):
             removed += [f"publication {name}" for name in drop_capture_publications(connection, request.slot)]
         failpoint("teardown.after_publications")
-        with translated_errors("cannot drop the event triggers"):
+        with translated_errors("cannot drop the event triggers", grant=_OWNER):
             removed += [f"event trigger {name}" for name in remove_event_triggers(connection, request.slot)]
     if remove_log and ChangeLog.remove(request.change_log):
         removed.append(f"change log {request.change_log}")

@@ -405,13 +405,13 @@ class ChangeLog:
         """
         return prunable_segments(self._changes, upto, committed_by)
 
-    def commit_times(self, segments: Sequence[Segment]) -> tuple[int, int] | None:
-        """Commit times of the first and the last transaction of these segments, in microseconds.
+    def commit_times(self, segments: Sequence[Segment] | None = None) -> tuple[int, int] | None:
+        """Commit times of the first and last transaction of these segments, or the log, in microseconds.
 
         Raises:
             ChangeLogDamaged: if a segment has to be read for that, and cannot be.
         """
-        return commit_times(self._changes, segments)
+        return commit_times(self._changes, self._changes.segments() if segments is None else segments)
 
     def prune(self, segments: Sequence[Segment], *, keep_files: bool = False) -> int:
         """Remove what `prunable_segments` returned from the log, and move its start after it, durably.

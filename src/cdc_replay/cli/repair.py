@@ -57,6 +57,9 @@ def _backfill(
         str, typer.Option("--from", callback=check_zone, help="WAL position, or time with zone.")
     ],
     to: Annotated[str, typer.Option("--to", callback=check_zone, help="WAL position, or time with zone.")],
+    table: Annotated[
+        list[str] | None, typer.Option("--table", help="Only SCHEMA.TABLE of the subscriber; repeatable.")
+    ] = None,
     into: Annotated[str | None, typer.Option("--into", help="DSN of another database, no password.")] = None,
     into_conn_id: Annotated[str | None, typer.Option("--into-conn-id", help="Its connection.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
@@ -68,12 +71,15 @@ def _backfill(
     from cdc_replay.commands.backfill import backfill
 
     loaded = load(config, log_level)
+    names = [QualifiedName.parse(name) for name in table or []]
     if into_conn_id is not None:
         if into is not None:
             raise typer.BadParameter("give --into or --into-conn-id, not both")
         into = loaded.dsn_of_connection(into_conn_id)
     with show_progress(f"backfill {subscription}") as report:
-        result = backfill(loaded, subscription, start, to, into=into, dry_run=dry_run, report=report)
+        result = backfill(
+            loaded, subscription, start, to, tables=names, into=into, dry_run=dry_run, report=report
+        )
     return outcome_of(result, as_json=as_json)
 
 

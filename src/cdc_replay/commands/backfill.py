@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.opening import capture_source, open_subscription
-from cdc_replay.commands.progress import read_progress
+from cdc_replay.commands.progress import read_progress, read_table_states
 from cdc_replay.config import Config
 from cdc_replay.model.progress import Report, unreported
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import BackfillPlan, BackfillResult
-from cdc_replay.replay.backfill import backfill_range, parse_range
+from cdc_replay.replay.backfill import backfill_range, choose_tables, describe_log, parse_range
 
 
 def backfill(  # noqa: PLR0913 - the options of the command
@@ -19,6 +21,7 @@ def backfill(  # noqa: PLR0913 - the options of the command
     start: str,
     end: str,
     *,
+    tables: Sequence[QualifiedName] = (),
     into: str | None = None,
     dry_run: bool = False,
     report: Report = unreported,
@@ -30,23 +33,30 @@ def backfill(  # noqa: PLR0913 - the options of the command
         subscription: the subscription whose publications filter the range.
         start: WAL position, or timestamp: then the last transaction committed by that time.
         end: likewise.
+        tables: only these, by their names on the subscriber; default: all that are ready.
         into: DSN of another database; default: the subscriber.
         dry_run: read and compact the range, write nothing.
         report: called while it runs.
 
     Raises:
-        InvalidConfiguration: if the range is empty, or not in the log.
+        InvalidConfiguration: if the range is empty, or not in the log, or there is no such table.
         CdcReplayError: as `backfill_range`.
     """
     source = capture_source(config, config.subscription(subscription).subscription.publisher, report)
     window = parse_range(ChangeLog.open(source.change_log), start, end)
     writes = into is None and not dry_run
     with open_subscription(config, subscription, "backfill", writes=writes, report=report) as session:
-        return backfill_range(source, session, window, into=into, dry_run=dry_run)
+        return backfill_range(source, session, window, tables=tables, into=into, dry_run=dry_run)
 
 
 def plan_backfill(
-    config: Config, subscription: str, start: str | None, end: str | None, *, into_subscriber: bool
+    config: Config,
+    subscription: str,
+    start: str | None,
+    end: str | None,
+    *,
+    tables: Sequence[QualifiedName] = (),
+    into_subscriber: bool,
 ) -> BackfillPlan:
     """The range of a backfill as WAL positions, and what the log holds of it; nothing is applied.
 
@@ -54,8 +64,9 @@ def plan_backfill(
     or, if it goes into another database, with the log.
 
     Raises:
-        InvalidConfiguration: if the range is empty, or not in the log.
-        CdcReplayError: if the log, or without `end` the subscriber, cannot be read.
+        InvalidConfiguration: if the range is empty, or not in the log, or there is no such table.
+        SubscriberNotReady: if one of the tables is not ready.
+        CdcReplayError: if the log or, without `end` or with `tables`, the subscriber cannot be read.
     """
     began = time.monotonic()
     publisher = config.subscription(subscription).subscription.publisher
@@ -64,6 +75,8 @@ def plan_backfill(
         applied = read_progress(config, subscription).applied_lsn if into_subscriber else None
         end = str(min(applied or change_log.end_lsn, change_log.end_lsn))
     window = parse_range(change_log, start or str(change_log.start_lsn), end)
+    if tables:
+        choose_tables(subscription, read_table_states(config, subscription), tables)
     summary = change_log.summary(window)
     return BackfillPlan(
         subscription=subscription,
@@ -72,4 +85,6 @@ def plan_backfill(
         seconds=time.monotonic() - began,
         transactions=summary.transactions,
         changes=summary.messages,
+        log_range=describe_log(change_log),
+        tables=tuple(map(str, dict.fromkeys(tables))),
     )

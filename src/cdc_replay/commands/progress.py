@@ -10,12 +10,15 @@ from cdc_replay.capture.publisher_status import read_publisher_status
 from cdc_replay.config import Config
 from cdc_replay.errors import ServerUnavailable
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.status import PublisherStatus
+from cdc_replay.model.table_state import TableState
 from cdc_replay.postgres.answers import Answers
 from cdc_replay.postgres.connection import connect_with_deadline
 from cdc_replay.replay import progress
 from cdc_replay.replay.log_view import LogView
 from cdc_replay.replay.progress import SubscriptionProgress
+from cdc_replay.subscriber.subscription_tables import known_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,19 @@ def _read_progress(config: Config, subscription: str, change_log: LogView) -> Su
     dsn, seconds = config.dsn_of(target), config.timeouts.answer.total_seconds()
     with connect_with_deadline(dsn, purpose=f"progress {subscription}", seconds=seconds) as connection:
         return progress.read_progress(connection, subscription, change_log)
+
+
+def read_table_states(config: Config, subscription: str) -> dict[QualifiedName, TableState]:
+    """The states of a subscription's tables that exist on its subscriber.
+
+    Raises:
+        CdcReplayError: if the subscriber cannot be read.
+    """
+    target = config.subscription(subscription)
+    dsn, seconds = config.dsn_of(target), config.timeouts.answer.total_seconds()
+    with connect_with_deadline(dsn, purpose=f"tables of {subscription}", seconds=seconds) as connection:
+        known = known_tables(connection, subscription)
+    return {table.name: table.state for table in known if table.name is not None}
 
 
 def has_applied(config: Config, subscription: str, lsn: Lsn) -> bool:

@@ -53,4 +53,5 @@ def _tables(
     except CdcReplayError as error:
         yield failed_check(subject, error)
         return
-    yield Check(subject, Verdict.OK, f"it has the {len(columns)} published tables with their columns")
+    count = len(columns)
+    yield Check(subject, Verdict.OK, f"published tables with all their columns: {count} of {count}")

@@ -1,6 +1,7 @@
-"""`spark-submit jobs/backfill.py --from=P --to=P [--into-conn-id=ID] [--dry-run] SUBSCRIPTION`.
+"""`spark-submit jobs/backfill.py --from=P --to=P [OPTION …] SUBSCRIPTION`.
 
-A position P is an LSN or a time. The connection of another database is looked up in the environment.
+Options: `--table=SCHEMA.TABLE`, more than once; `--into-conn-id=ID`; `--dry-run`. A position P is an LSN or a
+time. The connection of another database is looked up in the environment.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 from cdc_replay.commands.backfill import backfill
 from cdc_replay.config import load_config
 from cdc_replay.jobs.application import run
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import BackfillResult
 from cdc_replay.postgres.environment_connection import connection_from_environment
 from cdc_replay.terminal.progress import ProgressLog
@@ -21,6 +23,7 @@ def main() -> None:
     parser.add_argument("subscription")
     parser.add_argument("--from", required=True, dest="start", metavar="LSN|TIMESTAMP")
     parser.add_argument("--to", required=True, dest="end", metavar="LSN|TIMESTAMP")
+    parser.add_argument("--table", action="append", default=[], dest="tables", metavar="SCHEMA.TABLE")
     parser.add_argument("--into-conn-id")
     parser.add_argument("--dry-run", action="store_true")
 
@@ -28,8 +31,18 @@ def main() -> None:
         conn_id, config = arguments.into_conn_id, load_config(arguments.config)
         into = connection_from_environment(conn_id) if conn_id else None
         subscription, start, end = arguments.subscription, arguments.start, arguments.end
-        dry_run, report = arguments.dry_run, ProgressLog()
-        return (backfill(config, subscription, start, end, into=into, dry_run=dry_run, report=report),)
+        return (
+            backfill(
+                config,
+                subscription,
+                start,
+                end,
+                tables=[QualifiedName.parse(table) for table in arguments.tables],
+                into=into,
+                dry_run=arguments.dry_run,
+                report=ProgressLog(),
+            ),
+        )
 
     run(parser, command)
 

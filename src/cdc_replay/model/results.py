@@ -257,17 +257,24 @@ class SyncResult(SubscriptionResult):
 
 @dataclass(frozen=True, slots=True)
 class BackfillResult(AppliedRange):
-    """A past range applied again."""
+    """A past range applied again; `tables` are the chosen ones, empty if none were."""
 
     dry_run: bool = False
+    tables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillPlan(SubscriptionResult):
-    """The range that a backfill would apply, and what the log holds of it, before any filter."""
+    """The range that a backfill would apply, and what the log holds of it, before any filter.
+
+    `log_range` says what the whole log holds. `tables` are the chosen ones, empty if none were; the counts
+    are of all tables.
+    """
 
     transactions: int
     changes: int
+    log_range: str
+    tables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@
 An existing row is overwritten and counted as a conflict; a missing whole row is inserted. Unsent values
 (R4.6) are looked for as in a replay, but the range is never extended; if nothing has them, nothing is
 applied. A table without a key can go into another database only: its rows cannot be told apart.
+
+A choice of tables is a choice of routes: a change of another table is never routed, a TRUNCATE of several
+tables truncates the chosen ones, and foreign keys are not checked, as in a native apply worker (R8.13).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,7 +35,9 @@ from cdc_replay.model.publication import PublishAction
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import BackfillResult
 from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subscription
-from cdc_replay.model.timestamp import parse_timestamp_us
+from cdc_replay.model.suggestion import did_you_mean
+from cdc_replay.model.table_state import Ready, TableState
+from cdc_replay.model.timestamp import parse_timestamp_us, timestamp_text
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.replay.apply.session import Applied, ApplyRequest, open_apply_session
 from cdc_replay.replay.apply.staging import Stager
@@ -87,6 +92,7 @@ def backfill_range(
     session: SubscriptionSession,
     wanted: Window,
     *,
+    tables: Sequence[QualifiedName] = (),
     into: str | None = None,
     dry_run: bool = False,
 ) -> BackfillResult:
@@ -96,21 +102,23 @@ def backfill_range(
         source: the publisher.
         session: the subscription, whose publications select the changes.
         wanted: the range, which the log holds.
+        tables: only these, by their names on the subscriber; default: all.
         into: DSN of another database; default: the subscriber.
         dry_run: read and compact the range, write nothing.
 
     Raises:
-        InvalidConfiguration: if the range is not applied yet.
-        SubscriberNotReady: if a table or column is missing at the destination.
+        InvalidConfiguration: if the range is not applied yet, or a chosen table is not known.
+        SubscriberNotReady: if a chosen table is not ready, or the destination lacks a table or column.
         UnchangedToastLost: if a row of the range lacks a value that nothing has any more (R4.6).
     """
     began = time.monotonic()
     change_log = ChangeLog.open(source.change_log)
     is_repair = into is None
     name = session.subscription.name
-    read = Window(wanted.after, _common_applied_lsn(source, session, wanted)) if is_repair else wanted
+    chosen = choose_tables(name, session.table_states(), tables)
+    read = Window(wanted.after, _common_applied_lsn(source, session, chosen, wanted)) if is_repair else wanted
     with _open_destination(session, change_log, into) as destination, open_fences(source) as fences:
-        routes, targets = _plan_routes(change_log, session, destination, read)
+        routes, targets = _plan_routes(change_log, session, destination, chosen, read)
         whole = _tables_to_upsert(routes, targets, destination, is_repair=is_repair)
         revision = _repair(routes, whole, wanted) if is_repair else Upsert(whole)
         publisher = PublisherAccess(source, fences)
@@ -134,6 +142,7 @@ def backfill_range(
         applied=applied.counts,
         conflicts=dict(applied.conflicts),
         dry_run=dry_run,
+        tables=tuple(map(str, dict.fromkeys(tables))),
     )
 
 
@@ -149,13 +158,27 @@ def parse_range(change_log: ChangeLog, start: str, to: str) -> Window:
     window = Window(first, _parse_position(change_log, to, change_log.start_lsn))
     whole = Window(change_log.header.start_lsn, change_log.end_lsn)
     if window.is_empty:
-        raise InvalidConfiguration(f"the range {window} is empty", hint="`--from` must be before `--to`.")
+        raise InvalidConfiguration(
+            f"the range {window} is empty",
+            detail=f"The log holds {describe_log(change_log)}.",
+            hint="`--from` must be before `--to`.",
+        )
     change_log.check_holds(window)
     if window.after < whole.after or window.upto > whole.upto:
         raise InvalidConfiguration(
-            f"the range {window} is not in the change log", detail=f"The log holds {whole}."
+            f"the range {window} is not in the change log",
+            detail=f"The log holds {describe_log(change_log)}.",
         )
     return window
+
+
+def describe_log(change_log: ChangeLog) -> str:
+    """What the log holds, as WAL positions and times of commits: the bounds of a range."""
+    window = Window(change_log.start_lsn, change_log.end_lsn)
+    if (times := change_log.commit_times()) is None:
+        return f"{window}, and no transaction"
+    first, last = map(timestamp_text, times)
+    return f"{window}, committed from {first} to {last}"
 
 
 def _parse_position(change_log: ChangeLog, text: str, before_all: Lsn) -> Lsn:
@@ -168,16 +191,41 @@ def _parse_position(change_log: ChangeLog, text: str, before_all: Lsn) -> Lsn:
     return max(before, default=before_all)
 
 
-def _common_applied_lsn(source: CaptureSource, session: SubscriptionSession, wanted: Window) -> Lsn:
-    """The applied LSN of all tables, after a replay if they differ."""
-    applied_lsns = set(session.ready_tables().values())
+def choose_tables(
+    subscription: str, states: Mapping[QualifiedName, TableState], tables: Collection[QualifiedName]
+) -> frozenset[QualifiedName]:
+    """The tables to backfill: those named, or all that are ready.
+
+    Raises:
+        InvalidConfiguration: if the subscription does not have one of them.
+        SubscriberNotReady: if one of them is not ready: its rows are not those of an applied LSN.
+    """
+    if unknown := [str(table) for table in tables if table not in states]:
+        raise InvalidConfiguration(
+            f'subscription "{subscription}" has no table {", ".join(unknown)}',
+            detail=f"It has: {', '.join(map(str, sorted(states))) or 'none'}.",
+            hint=did_you_mean(unknown[0], map(str, states)),
+        )
+    if waiting := [str(table) for table in tables if not isinstance(states[table], Ready)]:
+        raise SubscriberNotReady(
+            f'table {", ".join(waiting)} of subscription "{subscription}" is not ready',
+            hint=f"`cdc-replay status {subscription}` shows what it waits for.",
+        )
+    return frozenset(tables or (table for table, state in states.items() if isinstance(state, Ready)))
+
+
+def _common_applied_lsn(
+    source: CaptureSource, session: SubscriptionSession, chosen: Collection[QualifiedName], wanted: Window
+) -> Lsn:
+    """The applied LSN of the chosen tables, after a replay if they differ."""
+    applied_lsns = _applied_lsns(session, chosen)
     if len(applied_lsns) > 1:
         (result,) = replay_sessions(source, [session])
         if result.error is not None:
             raise SubscriberNotReady(
                 f'subscription "{session.subscription.name}" cannot be replayed', detail=result.error
             )
-        applied_lsns = set(session.ready_tables().values())
+        applied_lsns = _applied_lsns(session, chosen)
     if len(applied_lsns) > 1:
         # A row of a table that was copied after the end of the log would go back in time.
         raise SubscriberNotReady(
@@ -193,6 +241,10 @@ def _common_applied_lsn(source: CaptureSource, session: SubscriptionSession, wan
             hint="Run `cdc-replay replay`: what is not applied yet needs no backfill.",
         )
     return applied
+
+
+def _applied_lsns(session: SubscriptionSession, chosen: Collection[QualifiedName]) -> set[Lsn]:
+    return {lsn for table, lsn in session.ready_tables().items() if table in chosen}
 
 
 @contextlib.contextmanager
@@ -237,29 +289,36 @@ def _is_publisher(connection: Connection, header: LogHeader) -> bool:
 
 
 def _plan_routes(
-    change_log: ChangeLog, session: SubscriptionSession, destination: _Destination, window: Window
+    change_log: ChangeLog,
+    session: SubscriptionSession,
+    destination: _Destination,
+    chosen: Collection[QualifiedName],
+    window: Window,
 ) -> tuple[Routes, dict[QualifiedName, TargetTable]]:
     defined = definitions(change_log, window)
-    _check_not_rewritten(change_log, session, window)
-    names = tuple(session.ready_tables())
+    _check_not_rewritten(change_log, session, chosen, window)
+    names = tuple(name for name in session.ready_tables() if name in chosen)
     with connect(destination.dsn, purpose=f"backfill {session.subscription.name}") as connection:
         run_as_owner = session.subscription.run_as_owner
         targets = read_target_tables(connection, names, run_as_owner=run_as_owner)
     wanted = {name: Target.from_table(targets.get(name), window.after) for name in names}
-    renamed = tables_renamed_to(change_log, window.after, names)
+    # All names: one that another table of the subscription has now is no former name of a chosen table.
+    renamed = tables_renamed_to(change_log, window.after, tuple(session.ready_tables()))
     routes = plan_routes(defined, session.subscription.publications, wanted, renamed)
     check_targets({table.name: table.columns for table in routes.tables}, targets)
     return routes, targets
 
 
-def _check_not_rewritten(change_log: ChangeLog, session: SubscriptionSession, window: Window) -> None:
+def _check_not_rewritten(
+    change_log: ChangeLog, session: SubscriptionSession, chosen: Collection[QualifiedName], window: Window
+) -> None:
     rewrites = rewrites_in(change_log, window, change_log.summary(window))
-    tables = sorted(set(rewrites.published(session.subscription.publications)) & set(session.table_states()))
+    tables = sorted(set(rewrites.published(session.subscription.publications)) & set(chosen))
     if tables:
         raise SubscriberNotReady(
             f"the publisher has rewritten {', '.join(map(str, tables))} in that range",
             detail="A rewrite sends no changes: the log does not have the rows' new values.",
-            hint="Choose a range that ends before it, or copy the tables again with"
+            hint="Choose a range that ends before it, or other tables, or copy these again with"
             f" `cdc-replay snapshot {session.subscription.name} --table`.",
             rule="R11.9",
         )
@@ -284,7 +343,8 @@ def _tables_to_upsert(
     if is_repair and keyless:
         raise SubscriberNotReady(
             f"rows without a key cannot be repaired: {', '.join(keyless)}",
-            hint="Copy these tables again with `cdc-replay snapshot --table`.",
+            hint="Choose the other tables with `--table`, and copy these again with"
+            f" `cdc-replay snapshot {destination.subscription.name} --table`.",
         )
     unproven = {route.target.index for route in routes.routes if not _updates_prove_rows(route)}
     if is_repair or not unproven:

@@ -121,7 +121,9 @@ def _(result: results.SyncResult) -> Summary:
 def _(result: results.BackfillResult) -> Summary:
     verb = "would apply" if result.dry_run else "applied"
     window = f"({result.from_lsn}, {result.to_lsn}]"
-    return Summary(f"{verb} {window} again for {result.subscription}: {_read(result)}", _applied(result))
+    chosen = [("table", table) for table in result.tables]
+    sentence = f"{verb} {window} again for {result.subscription}: {_read(result)}"
+    return Summary(sentence, (*chosen, *_applied(result)))
 
 
 @summarize.register

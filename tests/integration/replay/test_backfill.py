@@ -6,9 +6,9 @@ import datetime as dt
 
 import pytest
 
-from cdc_replay.commands.backfill import backfill
+from cdc_replay.commands.backfill import backfill, plan_backfill
 from cdc_replay.commands.snapshot import snapshot
-from cdc_replay.errors import InvalidConfiguration, SubscriberNotReady
+from cdc_replay.errors import CdcReplayError, InvalidConfiguration, SubscriberNotReady
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import BackfillResult
 from fixtures.postgres import Database
@@ -198,7 +198,9 @@ def test_range_that_cannot_be_replayed_is_refused(history: History) -> None:
     with pytest.raises(InvalidConfiguration, match="is empty"):
         backfill(config, "s", history.times[1], history.times[1])
     for begin, end in ((first, "FFFF/0"), ("0/1", second)):
-        with pytest.raises(InvalidConfiguration, match=r"(?s)is not in the change log.*The log holds"):
+        with pytest.raises(
+            InvalidConfiguration, match=r"(?s)is not in the change log.*The log holds \(.*, committed from 20"
+        ):
             backfill(config, "s", begin, end)
     with pytest.raises(InvalidConfiguration, match='"yesterday" is neither a WAL position nor a timestamp'):
         backfill(config, "s", "yesterday", second)
@@ -217,3 +219,85 @@ def test_range_that_cannot_be_replayed_is_refused(history: History) -> None:
     snapshot(config, "s", tables=[QualifiedName("public", "t")])
     with pytest.raises(SubscriberNotReady, match="ahead of the change log"):
         backfill(config, "s", first, second)
+
+
+CHOICE = """
+    create table parent (id int primary key, a int);
+    create table child (id int primary key, parent int references parent on delete cascade);
+    create table root (id int primary key, a int) partition by range (id);
+    create table leaf partition of root for values from (0) to (100)
+"""
+PARENT, CHILD, ROOT, LEAF = (QualifiedName("public", name) for name in ("parent", "child", "root", "leaf"))
+ALL_ROWS = {PARENT: [(5, 5)], CHILD: [(5, 5)], ROOT: [(5, 5)]}
+DAMAGED = {PARENT: [(5, -1)], CHILD: [], ROOT: [(5, -1), (6, 6)]}
+
+
+def test_backfill_of_chosen_tables_leaves_other_tables_alone(twin: Twin) -> None:
+    """The range has a TRUNCATE of all three, and a DELETE that cascades where triggers fire (R8.13)."""
+    twin.publisher.run(f"""
+        {CHOICE};
+        create publication p for table parent, child, root with (publish_via_partition_root)
+    """)
+    twin.subscribe("s", "p", tables=CHOICE, native=False)
+    twin.sync_ours()
+    begin = twin.position()
+    rows = "insert into parent values ({0}, {0}); insert into child values ({0}, {0});"
+    twin.publish(f"{rows.format(1)} insert into root values (1, 1);\ndelete from parent where id = 1")
+    twin.publish(f"{rows.format(2)} truncate parent, child, root")
+    twin.publish(f"{rows.format(5)} insert into root values (5, 5)")
+    end = twin.position()
+    twin.sync_ours()
+    ours = twin.pairs["s"].ours
+
+    def damage() -> None:
+        ours.run("delete from child; update parent set a = -1; update root set a = -1 where id = 5")
+        ours.run("insert into root values (6, 6) on conflict do nothing")
+
+    def rows_now() -> dict[QualifiedName, list[tuple[object, ...]]]:
+        return {table: ours.rows(f"table {table} order by id") for table in ALL_ROWS}
+
+    def fill(*tables: QualifiedName, dry_run: bool = False) -> BackfillResult:
+        return backfill(twin.config, "s", str(begin), str(end), tables=tables, dry_run=dry_run)
+
+    for chosen in ((CHILD,), (ROOT,), (PARENT, CHILD)):
+        damage()
+        result = fill(*chosen)
+        assert rows_now() == {**DAMAGED, **{table: ALL_ROWS[table] for table in chosen}}
+        assert result.tables == tuple(map(str, chosen))
+        assert result.applied["truncate"] == len(chosen)
+
+    # The subscriber's foreign key: `parent` cannot be truncated alone (R8.15), and nothing is changed.
+    damage()
+    assert fill(PARENT, dry_run=True).applied == {"insert": 1, "update": 0, "delete": 0, "truncate": 1}
+    with pytest.raises(CdcReplayError, match=r"(?s)truncate a table referenced in a foreign key.*child"):
+        fill(PARENT)
+    assert rows_now() == DAMAGED
+    with pytest.raises(
+        InvalidConfiguration,
+        match=r"(?s)no table public\.leaf.*It has: public\.child, public\.parent, public\.",
+    ):
+        fill(ROOT, LEAF)
+
+    # Another database needs the chosen tables only.
+    other = twin.database("create table root (id int primary key, a int)")
+    backfill(twin.config, "s", str(begin), str(end), tables=[ROOT], into=other.dsn)
+    assert other.rows("table root") == ALL_ROWS[ROOT]
+
+
+def test_table_that_is_not_ready_is_refused_by_name_and_others_are_backfilled(history: History) -> None:
+    """A keyless table can be left out, too."""
+    history.ours.run("""
+        alter table w drop constraint w_pkey; delete from t where id = 4;
+        update cdc_replay.subscription_table set state = 'pending', lsn = null where table_name = 'u'
+    """)
+    config, (begin, *_, end) = history.twin.config, map(str, history.positions)
+    with pytest.raises(SubscriberNotReady, match=r'(?s)table public\.u of subscription "s" is not ready'):
+        plan_backfill(config, "s", begin, end, tables=[QualifiedName("public", "u")], into_subscriber=True)
+    with pytest.raises(InvalidConfiguration, match=r"(?s)no table public\.tt.*Did you mean public\.t\?"):
+        plan_backfill(config, "s", begin, end, tables=[QualifiedName("public", "tt")], into_subscriber=True)
+    with pytest.raises(
+        SubscriberNotReady, match=r"(?s)cannot be repaired: public\.w.*Choose the other tables"
+    ):
+        backfill(config, "s", begin, end)
+    backfill(config, "s", begin, end, tables=[QualifiedName("public", "t")])
+    assert shared(history.ours) == STATES[4]

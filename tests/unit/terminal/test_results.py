@@ -114,11 +114,14 @@ SCREENS: dict[str, tuple[Result, str]] = {
         ),
     ),
     "backfill": (
-        results.BackfillResult("nsw", A, B, 2.1, 7, 2, applied={"update": 7}, dry_run=True),
+        results.BackfillResult(
+            "nsw", A, B, 2.1, 7, 2, applied={"update": 7}, dry_run=True, tables=("public.t",)
+        ),
         (
             "would apply (0/1A2B3C, 0/2A2B3C] again for nsw: 7 changes of 2 transactions in\n"
             "  2.1 s\n"
-            "  rows  7 updated\n"
+            "  table  public.t\n"
+            "  rows   7 updated\n"
         ),
     ),
     "refresh": (

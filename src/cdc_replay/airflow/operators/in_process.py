@@ -38,15 +38,24 @@ Json = dict[str, Any]
 
 
 class CommandOperator(BaseOperator):
-    """A command that runs in the task's own process; its result is the task's XCom."""
+    """A command that runs in the task's own process; its result is the task's XCom.
+
+    :param refuse_unknown_params: fail if the run's configuration has keys that are no Params of the DAG
+    """
 
     operator_extra_links: Collection[BaseOperatorLink] = (StatusPageLink(),)
+
+    def __init__(self, *, refuse_unknown_params: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.refuse_unknown_params = refuse_unknown_params
 
     @abstractmethod
     def run_command(self, config: Config, context: Context) -> Json:
         """Call the library."""
 
     def execute(self, context: Context) -> Json:
+        if self.refuse_unknown_params:
+            check_params(self, context)
         with private_umask(), fail_fast_on_permanent_error():
             return self.run_command(airflow_config(), context)
 
@@ -197,7 +206,6 @@ class ResumeOperator(CommandOperator):
     :param tables: parked tables, as schema.table; default: the subscription (templated, as a JSON array)
     :param skip: end of the transaction to leave out; default: it is tried again (templated)
     :param accept_null: store NULL for values that exist nowhere (templated)
-    :param refuse_unknown_params: fail if the run's configuration has keys that are no Params of the DAG
     """
 
     template_fields: Sequence[str] = ("tables", "skip", "accept_null")
@@ -209,7 +217,6 @@ class ResumeOperator(CommandOperator):
         tables: Sequence[str] | str = (),
         skip: str | None = None,
         accept_null: bool | str = False,
-        refuse_unknown_params: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -217,13 +224,10 @@ class ResumeOperator(CommandOperator):
         self.tables = tables
         self.skip = skip
         self.accept_null = accept_null
-        self.refuse_unknown_params = refuse_unknown_params
 
     def run_command(self, config: Config, context: Context) -> Json:
         from cdc_replay.commands.resume import resume
 
-        if self.refuse_unknown_params:
-            check_params(self, context)
         return resume(
             config,
             self.subscription,
@@ -239,12 +243,12 @@ class PlanBackfillOperator(CommandOperator):
     :param subscription: name of the subscription in the configuration
     :param start: after this LSN or time; default: from the start of the log (templated)
     :param end: up to and with this LSN or time; default: what is applied, or the end of the log (templated)
+    :param tables: only these, each as schema.table; a text is a JSON array (templated)
     :param into_conn_id: connection of another database to fill; default: repair the subscriber (templated)
     :param is_dry_run: whether the backfill only counts (templated)
-    :param refuse_unknown_params: fail if the run's configuration has keys that are no Params of the DAG
     """
 
-    template_fields: Sequence[str] = ("start", "end", "into_conn_id", "is_dry_run")
+    template_fields: Sequence[str] = ("start", "end", "tables", "into_conn_id", "is_dry_run")
 
     def __init__(
         self,
@@ -252,31 +256,39 @@ class PlanBackfillOperator(CommandOperator):
         subscription: str,
         start: str | None = None,
         end: str | None = None,
+        tables: Sequence[str] | str = (),
         into_conn_id: str | None = None,
         is_dry_run: bool | str = False,
-        refuse_unknown_params: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.subscription = subscription
-        self.refuse_unknown_params = refuse_unknown_params
         self.start = start
         self.end = end
+        self.tables = tables
         self.into_conn_id = into_conn_id
         self.is_dry_run = is_dry_run
 
     def run_command(self, config: Config, context: Context) -> Json:
         from cdc_replay.commands.backfill import plan_backfill
 
-        if self.refuse_unknown_params:
-            check_params(self, context)
         into = self.into_conn_id
-        plan = plan_backfill(config, self.subscription, self.start, self.end, into_subscriber=not into)
+        plan = plan_backfill(
+            config,
+            self.subscription,
+            self.start,
+            self.end,
+            tables=[QualifiedName.parse(name) for name in table_names(self.tables)],
+            into_subscriber=not into,
+        )
         effect = "only counted" if is_set(self.is_dry_run) else "applied"
         target = f'connection "{into}"' if into else f'the subscriber of "{self.subscription}"'
+        self.log.info("the change log holds %s", plan.log_range)
         self.log.info(
-            "%d transactions with %d changes, after %s up to %s, will be filtered and %s; target: %s",
-            plan.transactions, plan.changes, plan.from_lsn, plan.to_lsn, effect, target,
+            "%d transactions with %d changes, after %s up to %s, will be filtered and %s; tables: %s;"
+            " target: %s",
+            plan.transactions, plan.changes, plan.from_lsn, plan.to_lsn, effect,
+            ", ".join(plan.tables) or "all", target,
         )  # fmt: skip
         return plan.to_dict()
 

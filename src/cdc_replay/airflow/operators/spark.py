@@ -198,13 +198,14 @@ class BackfillOperator(SparkJobOperator):
     :param subscription: name of the subscription in the configuration
     :param start: after this LSN or time (templated)
     :param end: up to and with this LSN or time (templated)
+    :param tables: only these, each as schema.table; a text is a JSON array (templated)
     :param into_conn_id: connection of another database to fill; default: repair the subscriber (templated)
     :param is_dry_run: only count what would be applied (templated)
     """
 
     job = "backfill"
     template_fields: Sequence[str] = (
-        *SparkSubmitOperator.template_fields, "start", "end", "into_conn_id", "is_dry_run",
+        *SparkSubmitOperator.template_fields, "start", "end", "tables", "into_conn_id", "is_dry_run",
     )  # fmt: skip
 
     def __init__(
@@ -213,6 +214,7 @@ class BackfillOperator(SparkJobOperator):
         subscription: str,
         start: str,
         end: str,
+        tables: Sequence[str] | str = (),
         into_conn_id: str | None = None,
         is_dry_run: bool | str = False,
         **kwargs: Any,
@@ -220,6 +222,7 @@ class BackfillOperator(SparkJobOperator):
         super().__init__(subscriptions=[subscription], **kwargs)
         self.start = start
         self.end = end
+        self.tables = tables
         self.into_conn_id = into_conn_id
         self.is_dry_run = is_dry_run
 
@@ -229,6 +232,7 @@ class BackfillOperator(SparkJobOperator):
             (
                 f"--from={self.start}",
                 f"--to={self.end}",
+                *(f"--table={table}" for table in table_names(self.tables)),
                 *((f"--into-conn-id={into}",) if into else ()),
                 *(("--dry-run",) if is_set(self.is_dry_run) else ()),
             ),

@@ -163,6 +163,19 @@ def test_buttons_ask_first_and_trigger_with_params(server: Server, browser_page:
     assert server.triggered == [("refresh__newark", {"logical_date": None, "conf": conf})]
 
 
+def test_a_backfill_is_asked_for_with_what_the_log_holds(server: Server, browser_page: Page) -> None:
+    server.show(browser_page, "newark")
+    browser_page.get_by_role("button", name="Backfill a range").click()
+    start = browser_page.get_by_label("After this date, time or LSN; the log holds 11/4A002F10 to ")
+    assert browser_page.get_by_label("Dry run").is_checked()
+    start.fill(" 2026-01-31 ")
+    browser_page.locator("dialog").get_by_label("public.flights").check()
+    browser_page.get_by_role("button", name="Run", exact=True).click()
+    browser_page.get_by_text("backfill__newark was triggered").wait_for()
+    conf = {"from": "2026-01-31", "to": None, "tables": ["public.flights"], "into_conn_id": None}
+    assert [run["conf"] for _, run in server.triggered] == [{**conf, "dry_run": True}]
+
+
 def test_a_refusal_of_airflow_is_shown(server: Server, browser_page: Page) -> None:
     server.refusal = "Forbidden"
     server.show(browser_page, "newark")

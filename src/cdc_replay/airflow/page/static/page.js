@@ -95,7 +95,8 @@ function quote(argument) {
 
 const command = (...parts) => node("code", { class: "command", text: ["cdc-replay", ...parts.map(quote)].join(" ") });
 
-// A button, if the DAG exists and the user may trigger it. `options` are boolean Params: name to [label, default].
+// A button, if the DAG exists and the user may trigger it. `options` are Params: name to [label, default]; the default
+// is a boolean, a text to enter (empty: not given), or a list to choose from.
 function action(dag, label, text, conf = {}, options = {}) {
   if (!dag || !dag.may_trigger) return null;
   const key = `${dag.dag_id} ${label} ${JSON.stringify(conf)}`;
@@ -104,18 +105,35 @@ function action(dag, label, text, conf = {}, options = {}) {
 
 function ask(dag, label, text, conf, options) {
   const dialog = document.getElementById("confirm");
-  const boxes = Object.entries(options).map(([name, [description, checked]]) =>
-    node("label", {}, node("input", { type: "checkbox", name, checked }), ` ${description}`));
+  const fields = Object.entries(options).map(([name, option]) => field(name, ...option));
   document.getElementById("confirm-title").textContent = label;
   document.getElementById("confirm-text").textContent = `${text} It runs as ${dag.dag_id}.`;
-  document.getElementById("confirm-options").replaceChildren(...boxes);
+  document.getElementById("confirm-options").replaceChildren(...fields);
   document.getElementById("confirm-paused").hidden = !dag.is_paused;
   document.getElementById("confirm-run").onclick = () => {
-    const chosen = Object.fromEntries([...dialog.querySelectorAll("input")].map((box) => [box.name, box.checked]));
+    const chosen = chosenOptions([...dialog.querySelectorAll("input")], options);
     dialog.close();
     trigger(dag.dag_id, { ...conf, ...chosen });
   };
   dialog.showModal();
+}
+
+function field(name, description, initial) {
+  const box = (properties, text) => node("label", {}, node("input", { type: "checkbox", name, ...properties }), ` ${text}`);
+  if (typeof initial === "boolean") return box({ checked: initial }, description);
+  if (typeof initial === "string") return node("label", {}, `${description} `, node("input", { name, spellcheck: "false" }));
+  return node("fieldset", {}, node("legend", { text: description }), initial.map((value) => box({ value }, value)));
+}
+
+function chosenOptions(inputs, options) {
+  const chosen = {};
+  for (const [name, [, initial]] of Object.entries(options)) {
+    const named = inputs.filter((input) => input.name === name);
+    if (typeof initial === "boolean") chosen[name] = named[0].checked;
+    else if (typeof initial === "string") chosen[name] = named[0].value.trim() || null;
+    else chosen[name] = named.filter((input) => input.checked).map((input) => input.value);
+  }
+  return chosen;
 }
 
 async function trigger(dagId, conf) {
@@ -254,7 +272,19 @@ function problems(row, details) {
   return boxes;
 }
 
-function buttons(details) {
+function backfillOptions(row, details) {
+  const publisher = page.status.publishers.find((other) => other.publisher === row.publisher);
+  const held = publisher?.log_start ? `; the log holds ${publisher.log_start} to ${publisher.log_end}` : "";
+  return {
+    from: [`After this date, time or LSN${held}. Empty: from its start`, ""],
+    to: [`Up to this date, time or LSN${held}. Empty: what the subscriber has applied`, ""],
+    tables: ["Only these tables; none chosen: all", (details.tables || []).map((known) => known.table)],
+    into_conn_id: ["Airflow connection of another database to fill. Empty: repair the subscriber", ""],
+    dry_run: ["Dry run: change nothing, and count in the task's log", true],
+  };
+}
+
+function buttons(row, details) {
   const { replay, validate, refresh, backfill } = details.dags;
   return node("div", { class: "buttons" },
     action(replay, "Replay now", "Applies the change log to all subscriptions of the group, up to its end."),
@@ -263,7 +293,7 @@ function buttons(details) {
       reconcile: ["Reconcile: make every table equal what is published; this inserts, updates and deletes rows", false],
       dry_run: ["Dry run: change nothing, and count in the task's log", true],
     }),
-    backfill ? link(`dags/${encodeURIComponent(backfill.dag_id)}`, "Backfill a range…") : null);
+    action(backfill, "Backfill a range", "Applies a past range of the change log again.", {}, backfillOptions(row, details)));
 }
 
 function tableRows(row, details) {
@@ -321,7 +351,7 @@ function subscriptionBody(row) {
   const details = page.details.get(row.subscription);
   if (!details) return node("p", { class: "soft", text: "Loading…" });
   if (!details.tables) return [...problems(row, details), details.error ? node("p", { class: "notice", text: details.error }) : null];
-  return [problems(row, details), buttons(details), charts(row, details),
+  return [problems(row, details), buttons(row, details), charts(row, details),
     (details.validations || []).length ? [node("h4", { text: "Proofs" }), proofs(row, details)] : null,
     section("", validationRows(row, details), ["When", "Result", "At", "Tables that hold#", "Differing rows#", "Took#", "Report"]).slice(1),
     section("Tables", tableRows(row, details), ["Table", "State", "Applied", "Filter", ""]),
