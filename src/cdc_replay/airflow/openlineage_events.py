@@ -63,23 +63,23 @@ def after(config: Config, task: TaskLineage) -> OperatorLineage[Any, Any]:
     Raises:
         CdcReplayError: if a server does not answer.
     """
-    told = before(config, task)
+    lineage = before(config, task)
     if task.flow is Flow.CAPTURE:
         publisher = config.publisher(str(task.publisher))
         source = address(config, publisher)
-        told.inputs = [
+        lineage.inputs = [
             _table(InputDataset, source, name) for name in published_tables(config, publisher.name)
         ]
     for subscription in task.subscriptions:
         feeds = subscription_feeds(config, subscription, into_conn_id=task.into_conn_id)
         inputs, outputs = _feeds(task, feeds)
-        told.inputs += inputs
-        told.outputs += [] if task.is_dry_run else outputs
+        lineage.inputs += inputs
+        lineage.outputs += [] if task.is_dry_run else outputs
     # Subscriptions share tables of the publisher.
-    told.inputs = list({(dataset.namespace, dataset.name): dataset for dataset in told.inputs}.values())
+    lineage.inputs = list({(dataset.namespace, dataset.name): dataset for dataset in lineage.inputs}.values())
     if windows := [_window(result) for result in task.results]:
-        told.run_facets = {RUN_FACET: CdcReplayRunFacet(windows=windows)}
-    return told
+        lineage.run_facets = {RUN_FACET: CdcReplayRunFacet(windows=windows)}
+    return lineage
 
 
 def _feeds(task: TaskLineage, feeds: SubscriptionFeeds) -> tuple[list[InputDataset], list[OutputDataset]]:
@@ -100,17 +100,17 @@ def _feeds(task: TaskLineage, feeds: SubscriptionFeeds) -> tuple[list[InputDatas
 
 
 def _validated(task: TaskLineage, feeds: SubscriptionFeeds) -> Iterator[InputDataset]:
-    verdicts = {table["table"]: table["success"] for result in task.results for table in result["tables"]}
+    successes = {table["table"]: table["success"] for result in task.results for table in result["tables"]}
     for feed in feeds.tables:
         yield _table(InputDataset, feeds.publisher, feed.published)
-        verdict = verdicts.get(str(feed.target), verdicts.get(str(feed.published)))
-        facets = {} if verdict is None else {"dataQualityAssertions": _assertion(verdict)}
+        is_consistent = successes.get(str(feed.target), successes.get(str(feed.published)))
+        facets = {} if is_consistent is None else {"dataQualityAssertions": _assertion(is_consistent)}
         yield _table(InputDataset, feeds.subscriber, feed.target, inputFacets=facets)
 
 
-def _assertion(verdict: bool) -> data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet:
+def _assertion(is_consistent: bool) -> data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet:
     return data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(
-        assertions=[data_quality_assertions_dataset.Assertion(assertion=ASSERTION, success=verdict)]
+        assertions=[data_quality_assertions_dataset.Assertion(assertion=ASSERTION, success=is_consistent)]
     )
 
 

@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowException
 from cdc_replay.airflow import assets
 from cdc_replay.airflow.connections import airflow_config, connections_in_environment
 from cdc_replay.airflow.lineage import TellsLineage
-from cdc_replay.airflow.links import StatusPageLink
+from cdc_replay.airflow.links import SPARK_APPLICATION, SparkHistoryLink, StatusPageLink
 from cdc_replay.airflow.operators.failures import fail_fast_on_permanent_error, job_failure
 from cdc_replay.airflow.operators.in_process import Json, check_params, open_change_log
 from cdc_replay.airflow.params import JobRequest
@@ -53,7 +53,7 @@ class SparkJobOperator(TellsLineage, SparkSubmitOperator):
     """
 
     job: ClassVar[str]
-    operator_extra_links = (StatusPageLink(),)
+    operator_extra_links = (SparkHistoryLink(), StatusPageLink())
 
     def __init__(
         self,
@@ -102,11 +102,19 @@ class SparkJobOperator(TellsLineage, SparkSubmitOperator):
                 try:
                     super().execute(context)
                 except AirflowException as error:
-                    failure = job_failure(error, read_outcome(file))
+                    outcome = self._read_outcome(file, context)
+                    failure = job_failure(error, outcome)
                     if failure is None:
                         raise
                     raise failure from error
-            return read_outcome(file)
+            return self._read_outcome(file, context)
+
+    @staticmethod
+    def _read_outcome(file: Path, context: Context) -> JobOutcome:
+        outcome = read_outcome(file)
+        if outcome.application is not None:
+            context["ti"].xcom_push(key=SPARK_APPLICATION, value=outcome.application)
+        return outcome
 
     def on_kill(self) -> None:
         # SIGTERM first: a killed JVM leaves its rows on disk. Airflow waits for five seconds.
