@@ -51,6 +51,10 @@ with DAG("d", schedule=None):
         "report": (
             ReportOperator, {"subscription": "nsw", "replay_task_id": "r"}, [{**nsw, "transactions": 3}]
         ),
+        "half": (
+            ReplayOperator, {"subscriptions": ["nsw", "all"]},
+            [nsw, {**nsw, "subscription": "all", "error": "refused"}],
+        ),
         "snapshot": (
             SnapshotOperator, {"subscription": "all"},
             [{**nsw, "subscription": "all", "tables": [{"table": "public.items", "rows": 7, "bytes": 70}]}],
@@ -167,6 +171,8 @@ def test_replay_reads_log_and_tables_and_writes_the_subscribers_tables(
         "nsw",
         "all",
     ]
+
+    assert names(events["half"]["after"]["outputs"]) == [table(subscriber, "orders")]
 
     report = events["report"]["after"]
     assert names(report["inputs"]) == [LOG, table(publisher, "orders")]

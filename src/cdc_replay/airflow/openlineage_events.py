@@ -70,8 +70,7 @@ def after(config: Config, task: TaskLineage) -> OperatorLineage[Any, Any]:
         lineage.inputs = [
             _table(InputDataset, source, name) for name in published_tables(config, publisher.name)
         ]
-    for subscription in task.subscriptions:
-        feeds = subscription_feeds(config, subscription, into_conn_id=task.into_conn_id)
+    for feeds in subscription_feeds(config, _reached(task), into_conn_id=task.into_conn_id):
         inputs, outputs = _feeds(task, feeds)
         lineage.inputs += inputs
         lineage.outputs += [] if task.is_dry_run else outputs
@@ -80,6 +79,14 @@ def after(config: Config, task: TaskLineage) -> OperatorLineage[Any, Any]:
     if windows := [_window(result) for result in task.results]:
         lineage.run_facets = {RUN_FACET: CdcReplayRunFacet(windows=windows)}
     return lineage
+
+
+def _reached(task: TaskLineage) -> list[str]:
+    """The task's subscriptions, without those of a group whose replay failed."""
+    if task.flow is not Flow.REPLAY:
+        return list(task.subscriptions)
+    failed = {result.get("subscription") for result in task.results if result.get("error")}
+    return [name for name in task.subscriptions if name not in failed]
 
 
 def _feeds(task: TaskLineage, feeds: SubscriptionFeeds) -> tuple[list[InputDataset], list[OutputDataset]]:

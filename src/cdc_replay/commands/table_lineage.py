@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cdc_replay.catalog.reader import read_catalog
-from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
+from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import connect_with_deadline
 from cdc_replay.postgres.server_address import ServerAddress, server_address
@@ -31,30 +32,33 @@ class SubscriptionFeeds:
 
 
 def subscription_feeds(
-    config: Config, subscription: str, *, into_conn_id: str | None = None
-) -> SubscriptionFeeds:
-    """The tables that the subscriber records; `into_conn_id` is another database that gets their changes.
+    config: Config, subscriptions: Sequence[str], *, into_conn_id: str | None = None
+) -> Iterator[SubscriptionFeeds]:
+    """The tables that the subscribers record; `into_conn_id` is another database that gets their changes.
+
+    A server is connected once, as a group may have hundreds of subscriptions.
 
     Raises:
-        CdcReplayError: if the subscriber does not answer.
+        CdcReplayError: if a subscriber does not answer.
     """
-    target = config.subscription(subscription)
-    with connect_with_deadline(
-        config.dsn_of(target), purpose=f"lineage {subscription}", seconds=_seconds(config)
-    ) as connection:
-        tables = known_tables(connection, subscription)
-    subscriber = (
-        server_address(config.dsn_of_connection(into_conn_id)) if into_conn_id else address(config, target)
-    )
-    return SubscriptionFeeds(
-        address(config, config.publisher(target.subscription.publisher)),
-        subscriber,
-        tuple(
-            TableFeed(table.recorded_name, table.recorded_name if into_conn_id else table.name)
-            for table in tables
-            if table.name is not None
-        ),
-    )
+    names_by_dsn: dict[str, list[str]] = {}
+    for name in subscriptions:
+        names_by_dsn.setdefault(config.dsn_of(config.subscription(name)), []).append(name)
+    for dsn, names in names_by_dsn.items():
+        with connect_with_deadline(dsn, purpose="lineage", seconds=_seconds(config)) as connection:
+            tables = {name: known_tables(connection, name) for name in names}
+        target = config.dsn_of_connection(into_conn_id) if into_conn_id else dsn
+        for name in names:
+            publisher = config.publisher(config.subscription(name).subscription.publisher)
+            yield SubscriptionFeeds(
+                address(config, publisher),
+                server_address(target),
+                tuple(
+                    TableFeed(table.recorded_name, table.recorded_name if into_conn_id else table.name)
+                    for table in tables[name]
+                    if table.name is not None
+                ),
+            )
 
 
 def published_tables(config: Config, publisher: str) -> tuple[QualifiedName, ...]:
@@ -80,9 +84,9 @@ def published_tables(config: Config, publisher: str) -> tuple[QualifiedName, ...
     )
 
 
-def address(config: Config, endpoint: PublisherConfig | SubscriptionConfig) -> ServerAddress:
-    """Where a side of the pipeline is."""
-    return server_address(config.dsn_of(endpoint))
+def address(config: Config, publisher: PublisherConfig) -> ServerAddress:
+    """Where a publisher is."""
+    return server_address(config.dsn_of(publisher))
 
 
 def _seconds(config: Config) -> float:
