@@ -389,20 +389,19 @@ def test_own_dags_replay_wait_and_link_to_their_report(pipeline: Pipeline) -> No
         (f"postgres://127.0.0.1:{database.cluster.port}", f"{database.name}.public.orders")
         for database in (pipeline.publisher, pipeline.nsw)
     )
-    for task, inputs, outputs in (
-        ("replay", {published}, {subscribed}),
-        ("report.nsw", {published}, {subscribed}),
-        ("validate.nsw", {published, subscribed}, set()),
+    # The window of a replay is told by its report, too.
+    for task, told_by, inputs, outputs in (
+        ("replay", "report.nsw", {published}, {subscribed}),
+        ("report.nsw", "report.nsw", {published}, {subscribed}),
+        ("validate.nsw", "validate.nsw", {published, subscribed}, set()),
     ):
         event = pipeline.lineage(f"morning_report.tables.{task}")
         assert {(table["namespace"], table["name"]) for table in event["outputs"]} == outputs
         tables = {(table["namespace"], table["name"]) for table in event["inputs"]}
         assert {table for table in tables if table[0] != "file"} == inputs
         (window,) = event["run"]["facets"]["cdcReplay"]["windows"]
-        assert (window["subscription"], client.xcom(morning, "tables.report.nsw")["to_lsn"]) == (
-            "nsw",
-            window["toLsn"],
-        )
+        to_lsn = client.xcom(morning, f"tables.{told_by}")["to_lsn"]
+        assert (window["subscription"], window["toLsn"]) == ("nsw", to_lsn)
 
     pipeline.publisher.run("insert into orders values (51, 'nsw', 1, 'later')")
     waiting = client.trigger("after_replay")
