@@ -87,7 +87,7 @@ def reports_of(user: BaseUser, dag_id: str, run_id: str) -> tuple[RunReport, ...
 
 def render(reports: tuple[RunReport, ...], root: str) -> str:
     """The page; `root` is where the plugin's application is."""
-    rows = (
+    cards = "".join(
         _ROW.format(
             subscription=html.escape(report.subscription),
             kind=BADGES.get(report.state, ("", "warn"))[1],
@@ -97,7 +97,8 @@ def render(reports: tuple[RunReport, ...], root: str) -> str:
         )
         for report in reports
     )
-    return _PAGE.format(root=html.escape(root), content="".join(rows) or _NONE)
+    content = f'<div class="cards">{cards}</div>' if cards else _NONE
+    return _PAGE.format(root=html.escape(root), content=content)
 
 
 def _written(dag_id: str, run_id: str) -> Iterator[RunReport]:
