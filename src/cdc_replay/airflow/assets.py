@@ -6,7 +6,7 @@
 An event's extra is `{"from_lsn": "16/B374D7F0", "to_lsn": "16/B374D848"}`: the window that the task added to
 the log or applied. It is for display, and tells `capture` what is announced; the change log and the
 subscriber are authoritative. From Airflow 3.3 on, the asset's state has the position as `to_lsn`, too. The
-window is no partition key (`docs/decisions/0009-windows-are-no-partition-keys.md`).
+window is no partition key (`docs/decisions/0010-windows-are-no-partition-keys.md`).
 """
 
 from __future__ import annotations
