@@ -1,9 +1,10 @@
-"""Writes the references of keys and commands from the code: `python tools/reference_pages.py`.
+"""Writes the references of keys, commands and metrics from the code: `python tools/reference_pages.py`.
 
 | page                    | section        | generated from                                |
 |-------------------------|----------------|-----------------------------------------------|
 | `docs/configuration.md` | `## Keys`      | the models in `cdc_replay.config_schema`      |
 | `docs/commands.md`      | `## Reference` | the options and docstrings of `cdc_replay.cli` |
+| `docs/metrics.md`       | `## Gauges`    | `cdc_replay.airflow.gauges`                   |
 
 The other sections of these pages are written by hand.
 """
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from cdc_replay import config_schema
+from cdc_replay.airflow.gauges import GAUGES, PREFIX
 from cdc_replay.cli import app
 from cdc_replay.config import Timeouts
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 CONFIGURATION: Final = DOCS / "configuration.md"
 COMMANDS: Final = DOCS / "commands.md"
+METRICS: Final = DOCS / "metrics.md"
 
 MODELS: Final[Mapping[str, type[BaseModel]]] = {
     "publishers.NAME": config_schema.Publisher,
@@ -122,6 +125,16 @@ def render_commands() -> str:
     return _replace_section(COMMANDS, "## Reference", "\n".join(described))
 
 
+def render_metrics() -> str:
+    """The metrics page."""
+    rows = "".join(
+        f"| `{PREFIX}{name}` | `{gauge.tag}` | `{gauge.task}` | {gauge.unit} | {gauge.meaning} |\n"
+        for name, gauge in GAUGES.items()
+    )
+    header = "| gauge | tag | set by the task | unit | meaning |\n| --- | --- | --- | --- | --- |\n"
+    return _replace_section(METRICS, "## Gauges", f"{header}{rows}")
+
+
 def _replace_section(page: Path, heading: str, body: str) -> str:
     before, _, after = page.read_text(encoding="utf-8").partition(f"\n{heading}\n")
     _, end, rest = after.partition("\n## ")
@@ -131,3 +144,4 @@ def _replace_section(page: Path, heading: str, body: str) -> str:
 if __name__ == "__main__":
     CONFIGURATION.write_text(render_configuration(), encoding="utf-8")
     COMMANDS.write_text(render_commands(), encoding="utf-8")
+    METRICS.write_text(render_metrics(), encoding="utf-8")

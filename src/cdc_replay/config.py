@@ -54,6 +54,8 @@ class PublisherConfig:
     """Whether `setup` installs event triggers on the publisher, if its role may."""
     keep: dt.timedelta = DEFAULT_KEEP
     """`prune` keeps transactions that committed within this time, also if no subscription needs them."""
+    pool: str | None = None
+    """Airflow's, of tasks that read the slot; None: the default pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class GroupConfig:
     schedule: str | None
     spark_conn_id: str
     spark_conf: Mapping[str, str]
+    pool: str | None = None
+    """Airflow's, of tasks that work on the subscribers; None: the default pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +295,7 @@ def _publisher(name: str, given: Publisher, file: Path) -> PublisherConfig:
         max_retained_wal=given.max_retained_wal,
         event_trigger=given.event_trigger,
         keep=given.keep,
+        pool=given.pool,
     )
 
 
@@ -328,6 +333,7 @@ def _group(name: str, given: Group, subscriptions: Mapping[str, SubscriptionConf
         schedule=given.schedule,
         spark_conn_id=given.spark_conn_id,
         spark_conf={key: _spark_text(value) for key, value in given.spark_conf.items()},
+        pool=given.pool,
     )
 
 

@@ -37,6 +37,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,60}$"), Afte
 SlotName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9_]+$", min_length=1, max_length=LONGEST_SLOT_NAME)
 ]
+Pool = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^\S(.*\S)?$")]
 Size = Annotated[int, BeforeValidator(lambda size: parse_size(str(size))), Field(ge=1)]
 Duration = Annotated[dt.timedelta, BeforeValidator(lambda duration: parse_duration(str(duration)))]
 Limit = Annotated[Duration, Field(le=dt.timedelta(days=20))]
@@ -83,6 +84,8 @@ class Publisher(_Endpoint):
     event_trigger: bool = True
     """`setup` installs event triggers on the publisher if its role may; a changed definition then takes
     effect at its own WAL position, see [changed definitions](created-objects.md#changed-definitions)"""
+    pool: Pool | None = None
+    """Airflow pool of the tasks that read the slot, see [pools](airflow.md#pools); default: `default_pool`"""
     keep: Duration = DEFAULT_KEEP
     """history that `prune` keeps beyond what subscriptions need: a whole number of `d`, `h`, `min` or `s`, or
     `0`"""
@@ -135,6 +138,9 @@ class Group(_Strict):
     """Airflow schedule of the group's replay DAG; default: on new changes"""
     spark_conn_id: str = "spark_default"
     """Airflow's Spark connection"""
+    pool: Pool | None = None
+    """Airflow pool of the tasks that work on the group's subscribers, see [pools](airflow.md#pools); default:
+    `default_pool`"""
     spark_conf: dict[str, str | int | float | bool] = {}
     """Spark settings; a value of `spark.driver.extraJavaOptions` replaces `-XX:TieredStopAtLevel=1
     -XX:+UseSerialGC`"""

@@ -15,6 +15,10 @@ HEAVY = ("pyspark", "pyarrow", "psycopg", "great_expectations", "pandas", "numba
 
 PARSE = """
 import sys, time
+
+# The operators need no provider of OpenLineage: only the lock of development has it.
+sys.modules["airflow.providers.openlineage"] = None
+
 from airflow.dag_processing.dagbag import DagBag
 
 bag = DagBag()
@@ -38,6 +42,7 @@ answer = {
                     "upstream": sorted(task.upstream_task_ids),
                     "outlets": [asset.uri for asset in task.outlets],
                     "retries": task.retries,
+                    "pool": task.pool,
                     "seconds": task.execution_timeout and task.execution_timeout.total_seconds(),
                     "backoff": task.retry_exponential_backoff,
                     "max_retry_delay": task.max_retry_delay and task.max_retry_delay.total_seconds(),
@@ -139,6 +144,19 @@ def test_every_task_is_tried_again_with_growing_delays(parsed: dict[str, Any]) -
         for task in dag["tasks"].values():
             is_watch = dag_id.startswith("watch__")  # which runs again soon
             assert (task["retries"], task["backoff"]) == ((0, 0) if is_watch else (3, 3))
+
+
+def test_tasks_are_in_the_pool_of_the_slot_or_of_the_group(parsed: dict[str, Any]) -> None:
+    pools = {
+        dag_id: {task["pool"] for task in dag["tasks"].values()} for dag_id, dag in parsed["dags"].items()
+    }
+    assert pools["capture__shop"] == {"slot of shop"}
+    of_group = {
+        "replay__nightly",
+        *(f"{verb}__slow" for verb in ("validate", "snapshot", "refresh", "backfill")),
+    }
+    assert {dag_id for dag_id, used in pools.items() if used == {"archive"}} == of_group | {"resume__slow"}
+    assert pools["replay__shop"] == pools["capture__depot"] == {"default_pool"}
 
 
 def test_retries_follow_soon_after_a_server_is_back(parsed: dict[str, Any]) -> None:

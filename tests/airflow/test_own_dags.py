@@ -84,6 +84,10 @@ def test_a_task_group_is_a_replay_inside_of_another_dag(examples: dict[str, Any]
     }
     assert tasks["tables.report.nsw"]["replay_task_id"] == "tables.replay"
     assert (tasks["tables.replay"]["retries"], tasks["build_report"]["retries"]) == (3, 0)
+    assert {name: task["pool"] for name, task in tasks.items() if task["pool"] != "default_pool"} == {
+        "tables.setup": "slot of shop",
+        "tables.capture": "slot of shop",
+    }
 
 
 def test_a_dag_of_ones_own_has_its_own_owner_pool_and_tags(examples: dict[str, Any]) -> None:
@@ -96,7 +100,7 @@ def test_a_dag_of_ones_own_has_its_own_owner_pool_and_tags(examples: dict[str, A
 def test_links_are_those_of_the_operator_in_any_dag(examples: dict[str, Any]) -> None:
     tasks = examples["dags"]["morning_report"]["tasks"]
     assert tasks["tables.validate.nsw"]["links"] == ["Validation report", "CDC replay status"]
-    assert tasks["tables.replay"]["links"] == ["CDC replay status"]
+    assert tasks["tables.replay"]["links"] == ["Spark history", "CDC replay status"]
     assert examples["dags"]["prove_all"]["tasks"]["validate"]["mapped"]
 
 

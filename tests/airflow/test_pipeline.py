@@ -74,6 +74,11 @@ def test_captured_changes_are_replayed_and_validated_without_anyone_asking(pipel
     assert pipeline.nsw.rows(ORDERS) == nsw_of(rows)
     assert pipeline.big.rows(ORDERS) == nsw_or_big_of(rows)
 
+    (history,) = re.findall(r"http://history:18080/history/(.*)/", str(client.links(replay, "replay")))
+    assert history.startswith("local-")
+    for uri in ("cdc-replay://change-log/shop", "cdc-replay://subscription/nsw"):
+        assert client.asset_state(uri, "to_lsn") == client.asset_events(uri)[-1]["to_lsn"]
+
     reported = client.xcom(replay, "report.nsw")
     assert reported["subscription"] == "nsw"
     assert (reported["updates_to_insert"], reported["updates_to_delete"]) == (1, 1)
@@ -381,6 +386,23 @@ def test_own_dags_replay_wait_and_link_to_their_report(pipeline: Pipeline) -> No
     assert pipeline.nsw.rows("select note from orders where id = 50") == [("own",)]
     report = Path(client.xcom(morning, "tables.validate.nsw")["report"])
     assert linked_report(pipeline, morning, "tables.validate.nsw") == report.read_text(encoding="utf-8")
+    published, subscribed = (
+        (f"postgres://127.0.0.1:{database.cluster.port}", f"{database.name}.public.orders")
+        for database in (pipeline.publisher, pipeline.nsw)
+    )
+    # The window of a replay is told by its report, too.
+    for task, told_by, inputs, outputs in (
+        ("replay", "report.nsw", {published}, {subscribed}),
+        ("report.nsw", "report.nsw", {published}, {subscribed}),
+        ("validate.nsw", "validate.nsw", {published, subscribed}, set()),
+    ):
+        event = pipeline.lineage(f"morning_report.tables.{task}")
+        assert {(table["namespace"], table["name"]) for table in event["outputs"]} == outputs
+        tables = {(table["namespace"], table["name"]) for table in event["inputs"]}
+        assert {table for table in tables if table[0] != "file"} == inputs
+        (window,) = event["run"]["facets"]["cdcReplay"]["windows"]
+        to_lsn = client.xcom(morning, f"tables.{told_by}")["to_lsn"]
+        assert (window["subscription"], window["toLsn"]) == ("nsw", to_lsn)
 
     pipeline.publisher.run("insert into orders values (51, 'nsw', 1, 'later')")
     waiting = client.trigger("after_replay")

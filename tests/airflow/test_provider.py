@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -81,6 +82,7 @@ def test_airflow_finds_connection_types_and_their_test_asks_the_server(
     }
     assert any("sslmode" in field for field in answer["fields"])
     assert answer["links"] == [
+        "cdc_replay.airflow.links.SparkHistoryLink",
         "cdc_replay.airflow.links.StatusPageLink",
         "cdc_replay.airflow.links.ValidationReportLink",
     ]
@@ -91,3 +93,30 @@ def test_airflow_finds_connection_types_and_their_test_asks_the_server(
     assert not nowhere[0]
     assert "s3cret" not in nowhere[1]
     assert unknown[1].startswith('connection "nothing" is not known')
+
+
+def test_spark_history_is_linked_where_the_connection_has_its_address(run_in_airflow: RunInAirflow) -> None:
+    """An address with an account, or one that is no web page, gets no link."""
+    addresses = {
+        "plain": "https://history.example:18080/spark/",
+        "secret": "https://me:s3cret@history.example",
+        "script": "javascript:alert(1)",
+        "none": None,
+    }
+    connections = {
+        f"AIRFLOW_CONN_{name.upper()}": json.dumps(
+            {"conn_type": "spark", "extra": {"history-server": address}}
+        )
+        for name, address in addresses.items()
+    }
+    answer = run_in_airflow(
+        """
+        from cdc_replay.airflow.links import history_server
+        answer = {name: history_server(name) for name in ("plain", "secret", "script", "none", "unknown")}
+        """,
+        AIRFLOW__DATABASE__SQL_ALCHEMY_CONN="sqlite://",
+        **connections,
+    )
+    assert answer == dict.fromkeys(("secret", "script", "none", "unknown")) | {
+        "plain": "https://history.example:18080/spark"
+    }

@@ -17,6 +17,7 @@ import pytest
 import reference_pages
 import semantics_page
 from cdc_replay import config as configuration
+from cdc_replay.airflow.gauges import GAUGES
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.segment import LOG_SCHEMA
@@ -39,7 +40,7 @@ PAGES: Final = sorted(
 FOLDERS: Final = ("src", "tests", "docs", "dags", "plugins", "jobs", "demo", "docker", "tools")
 
 PACKAGE: Final = ROOT / "src" / "cdc_replay"
-PROPERTIES: Final = {"catalog", "capture"}
+PROPERTIES: Final = {"catalog", "capture"} | GAUGES.keys()
 """Words behind `cdc_replay.` that are not packages: the prefix of messages, for example."""
 
 IN_CODE: Final = re.compile(r"`([^`\n]+)`")
@@ -83,6 +84,7 @@ def test_readme_is_short() -> None:
 def test_reference_pages_are_up_to_date() -> None:
     assert text(reference_pages.COMMANDS) == reference_pages.render_commands(), "run `make docs`"
     assert text(reference_pages.CONFIGURATION) == reference_pages.render_configuration(), "run `make docs`"
+    assert text(reference_pages.METRICS) == reference_pages.render_metrics(), "run `make docs`"
 
 
 def test_every_key_has_a_meaning() -> None:

@@ -10,10 +10,12 @@ import json
 import os
 import re
 import socket
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -263,15 +265,19 @@ def test_pages_of_great_expectations_are_not_served(pages: Pages) -> None:
 
 @pytest.mark.parametrize("user", [USER, "clerk", None])
 @pytest.mark.parametrize(
-    "path", ["/", "/data", "/static/page.js", f"/reports/nsw/{REPORT}", f"/reports/big/{REPORT}", "/none"]
-)
+    "path",
+    [
+        "/", "/runs/validate__nsw/r", "/data", "/static/page.js", f"/reports/nsw/{REPORT}",
+        f"/reports/big/{REPORT}", "/none",
+    ],
+)  # fmt: skip
 def test_every_answer_has_a_strict_policy(pages: Pages, user: str | None, path: str) -> None:
     headers = pages.get(user, path).headers
     (policy,) = headers.get_list("content-security-policy")
     directives = dict(directive.strip().partition(" ")[::2] for directive in policy.split(";"))
     assert directives["default-src"] == "'none'"
     assert directives["base-uri"] == directives["form-action"] == "'none'"
-    if path == "/" and user is not None:
+    if path in {"/", "/runs/validate__nsw/r"} and user is not None:
         assert directives["frame-ancestors"] == "'self'"
         assert directives["require-trusted-types-for"] == "'script'"
         assert {directives[name] for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
@@ -283,6 +289,76 @@ def test_every_answer_has_a_strict_policy(pages: Pages, user: str | None, path: 
     assert headers["referrer-policy"] == "no-referrer"
     assert headers["cache-control"] == "no-store"
     assert headers["cross-origin-resource-policy"] == "same-origin"
+
+
+def push_xcom(pages: Pages, dag_id: str, run_id: str, task: str, key: str, value: str) -> None:
+    url = f"{pages.airflow.url}/api/v2/dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/{task}/xcomEntries"
+    answer = httpx.post(url, json={"key": key, "value": value}, headers=pages.authorization(USER), timeout=60)
+    assert answer.status_code == 201, answer.text
+
+
+def run_with_report(pages: Pages, report: str) -> str:
+    """The id of a run of `validate__nsw` whose task has pushed this text as its report."""
+    url = f"{pages.airflow.url}/api/v2/dags/validate__nsw/dagRuns"
+    answer = httpx.post(url, json={"logical_date": None}, headers=pages.authorization(USER), timeout=60)
+    run_id = str(answer.json()["dag_run_id"])
+    push_xcom(pages, "validate__nsw", run_id, "validate", "report", report)
+    return run_id
+
+
+def test_run_leads_to_its_own_report(pages: Pages) -> None:
+    run_id = run_with_report(pages, f"nsw/{REPORT}")
+    for user in (USER, "clerk"):
+        (link,) = re.findall(r'href="([^"]+\.html)"', pages.get(user, f"/runs/validate__nsw/{run_id}").text)
+        assert "keys of nsw" in pages.get(user, link.removeprefix("/cdc-replay")).text
+    assert pages.get("loader", f"/runs/validate__nsw/{run_id}").status_code == 403
+    assert pages.get(None, f"/runs/validate__nsw/{run_id}").status_code == 401
+    assert "No task of this run" in pages.get(USER, "/runs/validate__nsw/another").text
+
+
+@pytest.mark.parametrize(
+    "report",
+    [f"big/{REPORT}", f"nsw/../big/{REPORT}", f"none/{REPORT}", f"nsw/<b>{REPORT}", "<script>1</script>", ""],
+)
+def test_run_shows_no_report_but_one_that_its_reader_may_read(pages: Pages, report: str) -> None:
+    """A task of anybody's DAG can push any text under the name of the report."""
+    answer = pages.get("clerk", f"/runs/validate__nsw/{run_with_report(pages, report)}")
+    assert answer.status_code == 200
+    assert "No task of this run" in answer.text
+    assert "<script>" not in answer.text
+
+
+def test_documented_calls_of_the_api_are_answered(pages: Pages, tmp_path: Path) -> None:
+    """The commands of the how-to guide as a person enters them; the runs stay queued here."""
+    page = (ROOT / "docs" / "how-to" / "rest-api.md").read_text(encoding="utf-8")
+    commands = "\n".join(re.findall(r"^ {4}(.*)$", page, re.MULTILINE))
+    before, apart, after = commands.partition("for TASK in")
+    script = f"{before}echo; echo RUN=$RUN; read GO; {apart}{after}"
+    passwords = json.loads((pages.airflow.home / "passwords.json").read_text(encoding="utf-8"))
+    (tmp_path / "login.json").write_text(json.dumps({"username": USER, "password": passwords[USER]}))
+    with subprocess.Popen(
+        ["bash", "-euo", "pipefail", "-c", script.replace("http://localhost:8080", pages.airflow.url)],
+        cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as shell:  # fmt: skip
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        shown = []
+        for line in shell.stdout:
+            shown.append(line)
+            if line.startswith("RUN="):
+                run_id = line.removeprefix("RUN=").strip()
+                for task in ("plan", "backfill"):
+                    push_xcom(pages, "backfill__nsw", run_id, task, "return_value", f"result of {task}")
+                shell.stdin.write("\n")
+                shell.stdin.flush()
+    output = "".join(shown)
+    assert shell.returncode == 0, output
+    assert "result of plan" in output
+    assert "result of backfill" in output
+    started = set(re.findall(r'"dag_id":"([a-z]+)__', output))
+    assert started == {"capture", "replay", "validate", "snapshot", "refresh", "resume", "backfill"}
+    assert '"subscriptions":' in output
+    assert (tmp_path / "token").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.browser
@@ -311,3 +387,16 @@ def test_the_page_shows_in_airflows_menu_and_its_links_leave_the_frame(
     assert not [text for text in complaints if "Content Security Policy" in text]
     frame.locator("#message a").click()
     browser_page.wait_for_url(f"{pages.airflow.url}/dags/validate__nsw/runs/*")
+
+
+@pytest.mark.browser
+def test_a_runs_page_has_a_tab_that_leads_to_its_report(pages: Pages, browser_page: Page) -> None:
+    run_id = run_with_report(pages, f"nsw/{REPORT}")
+    token = pages.authorization(USER)["Authorization"].removeprefix("Bearer ")
+    browser_page.context.add_cookies([{"name": "_token", "value": token, "url": pages.airflow.url}])
+    browser_page.goto(f"{pages.airflow.url}/dags/validate__nsw/runs/{quote(run_id)}")
+    browser_page.get_by_role("link", name="Validation report", exact=True).click()
+    frame = browser_page.frame_locator("iframe")
+    frame.get_by_role("heading", name="nsw").wait_for()
+    frame.get_by_role("link", name="Open the report").click()
+    browser_page.get_by_text("keys of nsw").wait_for()

@@ -348,9 +348,17 @@ class Client:
 
     def make_asset_event(self, uri: str, extra: Mapping[str, Any]) -> None:
         """Create an event of an asset, as the UI does."""
+        body = {"asset_id": self._asset_id(uri), "extra": dict(extra)}
+        self.request("POST", "/api/v2/assets/events", body)
+
+    def asset_state(self, uri: str, key: str) -> Any:  # noqa: ANN401 - JSON
+        """A value of an asset's state."""
+        return self.request("GET", f"/api/v2/assets/{self._asset_id(uri)}/state-store/{key}")["value"]
+
+    def _asset_id(self, uri: str) -> int:
         assets = self.request("GET", "/api/v2/assets?limit=500")["assets"]
         (asset_id,) = (asset["id"] for asset in assets if asset["uri"] == uri)
-        self.request("POST", "/api/v2/assets/events", {"asset_id": asset_id, "extra": dict(extra)})
+        return int(asset_id)
 
     def has_queued_events(self, dag_id: str) -> bool:
         """Whether events of assets wait for the scheduler to create a run of this DAG."""

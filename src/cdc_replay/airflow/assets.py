@@ -5,19 +5,23 @@
 
 An event's extra is `{"from_lsn": "16/B374D7F0", "to_lsn": "16/B374D848"}`: the window that the task added to
 the log or applied. It is for display, and tells `capture` what is announced; the change log and the
-subscriber are authoritative. The window is no partition key: Airflow starts no DAG that follows the asset
-for an event with one, unless that DAG is scheduled by partitions.
+subscriber are authoritative. From Airflow 3.3 on, the asset's state has the position as `to_lsn`, too. The
+window is no partition key (`docs/decisions/0010-windows-are-no-partition-keys.md`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import Final
 
 from airflow.sdk import Asset, Context
+from airflow.sdk.exceptions import AirflowRuntimeError
 
 from cdc_replay.errors import InvalidLsn
 from cdc_replay.model.lsn import Lsn
+
+logger = logging.getLogger(__name__)
 
 FROM_LSN: Final = "from_lsn"
 TO_LSN: Final = "to_lsn"
@@ -34,8 +38,17 @@ def subscription(name: str) -> Asset:
 
 
 def announce(context: Context, asset: Asset, lsn: Lsn, *, after: Lsn) -> None:
-    """Set the extra of the event that `asset` gets when the task succeeds: the window `(after, lsn]`."""
+    """Set the extra of the event that `asset` gets when the task succeeds: the window `(after, lsn]`.
+
+    The asset's state gets the position.
+    """
     context["outlet_events"][asset].extra = {FROM_LSN: str(after), TO_LSN: str(lsn)}
+    if (states := context.get("asset_state_store")) is None:  # before Airflow 3.3
+        return
+    try:
+        states[asset].set(TO_LSN, str(lsn))
+    except AirflowRuntimeError as error:  # the state is for display: what it says is durable elsewhere
+        logger.warning("the state of asset %s was not set: %s", asset.name, error)
 
 
 def announced_lsn(context: Context, asset: Asset) -> Lsn | None:

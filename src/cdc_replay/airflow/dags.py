@@ -43,6 +43,7 @@ from cdc_replay.airflow.task_arguments import (
     FOLLOWING_ARGS,
     WATCH_ARGS,
     check_one_publisher,
+    in_pool,
     with_timeout,
 )
 from cdc_replay.config import Config, GroupConfig, load_config
@@ -93,7 +94,7 @@ class SubscriptionDag(PipelineDag):
             config,
             configured.subscription.publisher,
             (verb, subscription),
-            DEFAULT_ARGS,
+            DEFAULT_ARGS | in_pool(config.groups[configured.group].pool),
             {
                 "doc_md": subscription_doc(text, config, configured),
                 "schedule": None,
@@ -118,7 +119,8 @@ class CaptureDag(PipelineDag):
             "schedule": capture_schedule(),
             "params": capture_params(),
         }
-        super().__init__(config, publisher, ("capture", ""), FOLLOWING_ARGS, arguments | kwargs)
+        task_arguments = FOLLOWING_ARGS | in_pool(config.publisher(publisher).pool)
+        super().__init__(config, publisher, ("capture", ""), task_arguments, arguments | kwargs)
         with self:
             setup = SetupOperator(task_id="setup", publisher=publisher)
             setup >> CaptureOperator(
@@ -152,14 +154,16 @@ class ReplayDag(PipelineDag):
             )
         arguments = self._defaults(config, subscriptions, group) | kwargs
         name = "" if group is not None and group.name == publisher else str(arguments["dag_id"])
-        super().__init__(
-            config, publisher, ("replay", name.removeprefix("replay__")), FOLLOWING_ARGS, arguments
-        )
+        first_group = config.groups[config.subscription(subscriptions[0]).group]
+        task_arguments = FOLLOWING_ARGS | in_pool(first_group.pool)
+        title = ("replay", name.removeprefix("replay__"))
+        super().__init__(config, publisher, title, task_arguments, arguments)
         has_param = "to_lsn" in self.params
         with self:
             add_replay_tasks(
                 config,
                 subscriptions,
+                kwargs.get("default_args", {}),
                 capture=capture,
                 validate=validate,
                 to_lsn="{{ params.to_lsn or '' }}" if has_param else None,

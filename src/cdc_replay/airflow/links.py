@@ -1,12 +1,13 @@
-"""Links from tasks to the pages of the plugin."""
+"""Links from tasks to the pages of the plugin, and to Spark's history."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-from airflow.sdk import BaseOperator, BaseOperatorLink
+from airflow.sdk import BaseHook, BaseOperator, BaseOperatorLink
 from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowNotFoundException
 
 if TYPE_CHECKING:
     from airflow.sdk.types import TaskInstanceKey
@@ -16,6 +17,13 @@ PREFIX: Final = "/cdc-replay"
 
 REPORT: Final = "report"
 """The XCom with the report of a validate task, also of one that fails after it wrote the report."""
+
+
+HISTORY_SERVER: Final = "history-server"
+"""The key in the extra of a Spark connection: the address at which people reach Spark's history server."""
+
+SPARK_APPLICATION: Final = "spark_application"
+"""The XCom with Spark's id of a task's application."""
 
 
 class ValidationReportLink(BaseOperatorLink):
@@ -30,6 +38,36 @@ class ValidationReportLink(BaseOperatorLink):
         if report is None:
             return ""
         return f"{_base_url()}{PREFIX}/reports/{quote(report)}"
+
+
+class SparkHistoryLink(BaseOperatorLink):
+    """From a Spark task to its application in Spark's history server, where its connection names one.
+
+    An application that was killed told no id: its link leads to the list.
+    """
+
+    name = "Spark history"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        from airflow.sdk.execution_time.xcom import XCom
+
+        server = history_server(str(getattr(operator, "_conn_id", "")))
+        if server is None:
+            return ""
+        application = XCom.get_value(ti_key=ti_key, key=SPARK_APPLICATION)
+        return f"{server}/history/{quote(application, safe='')}/" if application else f"{server}/"
+
+
+def history_server(conn_id: str) -> str | None:
+    """The address in the extra of a Spark connection; None if it has none, or one that no link may show."""
+    try:
+        extra = BaseHook.get_connection(conn_id).extra_dejson
+    except AirflowNotFoundException:
+        return None
+    address = urlsplit(str(extra.get(HISTORY_SERVER) or ""))
+    if address.scheme not in {"http", "https"} or not address.hostname or "@" in address.netloc:
+        return None
+    return f"{address.scheme}://{address.netloc}{address.path}".rstrip("/")
 
 
 class StatusPageLink(BaseOperatorLink):

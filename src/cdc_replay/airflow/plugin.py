@@ -1,4 +1,4 @@
-"""The one plugin: a status page in Airflow's menu, and a link from validate tasks to their report.
+"""The one plugin: a status page in Airflow's menu, and links from tasks and runs to their reports.
 
 Airflow executes this file in every process that loads plugins, so it imports nothing heavy: the page's
 application is created on its first request.
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from airflow.plugins_manager import AirflowPlugin
 
-from cdc_replay.airflow.links import PREFIX, StatusPageLink, ValidationReportLink
+from cdc_replay.airflow.links import PREFIX, SparkHistoryLink, StatusPageLink, ValidationReportLink
 
 Message = MutableMapping[str, Any]
 Application = Callable[
@@ -47,10 +47,16 @@ VIEWS: Final = [
         "destination": "nav",
         "url_route": "cdc-replay",
         "category": "browse",
-    }
+    },
+    {
+        "name": "Validation report",
+        "href": f"{PREFIX}/runs/{{DAG_ID}}/{{RUN_ID}}",
+        "destination": "dag_run",
+        "url_route": "cdc-replay-report",
+    },
 ]
 
-LINKS: Final = [ValidationReportLink(), StatusPageLink()]
+LINKS: Final = [ValidationReportLink(), SparkHistoryLink(), StatusPageLink()]
 
 
 class CdcReplayPlugin(AirflowPlugin):

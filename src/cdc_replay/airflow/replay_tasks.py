@@ -8,7 +8,7 @@ The tasks before and after `replay` and its reports are optional.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow.sdk import TaskGroup
@@ -16,20 +16,36 @@ from airflow.sdk import TaskGroup
 from cdc_replay.airflow.operators.in_process import CaptureOperator, SetupOperator, ValidateOperator
 from cdc_replay.airflow.operators.report import ReportOperator
 from cdc_replay.airflow.operators.spark import ReplayOperator
-from cdc_replay.airflow.task_arguments import FOLLOWING_ARGS, check_one_publisher, with_timeout
+from cdc_replay.airflow.task_arguments import (
+    FOLLOWING_ARGS,
+    check_one_publisher,
+    in_pool,
+    with_timeout,
+)
 from cdc_replay.config import Config, load_config
 
 
 def add_replay_tasks(
-    config: Config, subscriptions: Sequence[str], *, capture: bool, validate: bool, to_lsn: str | None = None
+    config: Config,
+    subscriptions: Sequence[str],
+    defaults: Mapping[str, Any],
+    *,
+    capture: bool,
+    validate: bool,
+    to_lsn: str | None = None,
 ) -> None:
-    """Add the tasks to the DAG and the task group of the context."""
+    """Add the tasks to the DAG and the task group of the context.
+
+    `defaults` are default arguments that somebody gave. A pool among them is that of all tasks; without one,
+    tasks that read the slot are in the publisher's pool, not in the group's.
+    """
     publisher = check_one_publisher(config, subscriptions)
     replay = ReplayOperator(task_id="replay", subscriptions=subscriptions, config=config, to_lsn=to_lsn)
     if capture:
         # Also if nothing is new: an earlier run may have captured what is not applied yet.
-        captured = CaptureOperator(task_id="capture", publisher=publisher, skip_if_announced=False)
-        SetupOperator(task_id="setup", publisher=publisher) >> captured >> replay
+        pool = {} if "pool" in defaults else in_pool(config.publisher(publisher).pool)
+        captured = CaptureOperator(task_id="capture", publisher=publisher, skip_if_announced=False, **pool)
+        SetupOperator(task_id="setup", publisher=publisher, **pool) >> captured >> replay
     for name in subscriptions:
         report = ReportOperator(task_id=f"report.{name}", subscription=name, replay_task_id=replay.task_id)
         replay >> report
@@ -40,7 +56,7 @@ def add_replay_tasks(
 class ReplayTaskGroup(TaskGroup):
     """Bring subscriptions up to date inside of a DAG: what follows the group finds their tables applied.
 
-    Retries and timeouts are those of the shipped DAGs, unless the DAG or the group sets them.
+    Retries, timeouts and pools are those of the shipped DAGs, unless the DAG or the group sets them.
 
     :param subscriptions: names in the configuration, all of one publisher
     :param config: the configuration at parse time; default: that of `CDC_REPLAY_CONFIG`
@@ -60,7 +76,9 @@ class ReplayTaskGroup(TaskGroup):
     ) -> None:
         super().__init__(group_id=group_id, **kwargs)
         config = config or load_config()
-        ours = with_timeout(config, FOLLOWING_ARGS)
-        self.default_args = ours | self.dag.default_args | self.default_args
+        check_one_publisher(config, subscriptions)
+        group = config.groups[config.subscription(subscriptions[0]).group]
+        given = self.dag.default_args | self.default_args
+        self.default_args = with_timeout(config, FOLLOWING_ARGS) | in_pool(group.pool) | given
         with self:
-            add_replay_tasks(config, subscriptions, capture=capture, validate=validate)
+            add_replay_tasks(config, subscriptions, given, capture=capture, validate=validate)

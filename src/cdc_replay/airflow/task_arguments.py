@@ -1,4 +1,4 @@
-"""Arguments that the pipeline's DAGs and tasks have in common: retries, timeouts, owner."""
+"""Arguments that the pipeline's DAGs and tasks have in common: retries, timeouts, owner, pools."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any, Final
 
 from cdc_replay.config import Config
 from cdc_replay.errors import InvalidConfiguration
+
+DEFAULT_POOL: Final = "default_pool"
+"""The pool that Airflow has."""
 
 DEFAULT_ARGS: Final[dict[str, Any]] = {
     "owner": "cdc-replay",
@@ -27,6 +30,11 @@ WATCH_ARGS: Final[dict[str, Any]] = {
     "execution_timeout": timedelta(minutes=10),
 }
 """For the DAG that runs again soon in any case."""
+
+
+def in_pool(pool: str | None) -> dict[str, Any]:
+    """The argument for a configured pool."""
+    return {"pool": pool or DEFAULT_POOL}
 
 
 def with_timeout(config: Config, task_arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from cdc_replay.model.results import Result
 from cdc_replay.private_files import set_private_umask
 from cdc_replay.spark.exit_codes import errors_as_exit_codes
 from cdc_replay.spark.job_outcome import JobOutcome, write_outcome
+from cdc_replay.spark.session import running_application
 from cdc_replay.termination import end_on_sigterm, end_with_parent
 
 AnyResult = TypeVar("AnyResult", bound=Result)
@@ -38,7 +39,7 @@ def run(
         results = command(parser.parse_args())
         for result in results:
             sys.stdout.write(f"{json.dumps(result.to_dict())}\n")
-        write_outcome(JobOutcome([result.to_dict() for result in results]))
+        write_outcome(JobOutcome([result.to_dict() for result in results], application=running_application()))
     return results
 
 
@@ -48,5 +49,6 @@ def _errors_as_outcome() -> Iterator[None]:
         yield
     except Exception as error:
         ours = isinstance(error, CdcReplayError)
-        write_outcome(JobOutcome(error=str(error) if ours else f"{type(error).__name__}: {error}"))
+        reason = str(error) if ours else f"{type(error).__name__}: {error}"
+        write_outcome(JobOutcome(error=reason, application=running_application()))
         raise

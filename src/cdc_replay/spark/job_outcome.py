@@ -28,10 +28,12 @@ LONGEST_REASON: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """The results of an application's command, or the error that ended it."""
+    """The results of an application's command, or the error that ended it, and Spark's id of it."""
 
     results: Sequence[Mapping[str, Json]] = ()
     error: str | None = None
+    application: str | None = None
+    """Such as `app-20261125093847-0012`; None if no session was started."""
 
     @property
     def reason(self) -> str | None:
@@ -52,7 +54,11 @@ def write_outcome(outcome: JobOutcome) -> None:
     """Write the file that the environment names, if it names one."""
     path = os.environ.get(OUTCOME_FILE)
     if path:
-        content = {"results": [dict(result) for result in outcome.results], "error": outcome.error}
+        content = {
+            "results": [dict(result) for result in outcome.results],
+            "error": outcome.error,
+            "application": outcome.application,
+        }
         Path(path).write_text(json.dumps(content), encoding="utf-8")
 
 
@@ -62,4 +68,4 @@ def read_outcome(path: Path) -> JobOutcome:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return JobOutcome()
-    return JobOutcome(tuple(content["results"]), content["error"])
+    return JobOutcome(tuple(content["results"]), content["error"], content["application"])

@@ -6,6 +6,7 @@ Jobs stream Arrow batches between the JVM and Python and cache no tables, so the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -90,6 +91,14 @@ def _leave_failures_to_us(session: SparkSession) -> None:
         configurator.setLevel(name, "OFF")
     # py4j logs each call to a dead JVM.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+
+
+def running_application() -> str | None:
+    """Spark's id of this process's application; None without a session, or if its JVM has ended."""
+    with contextlib.suppress(Exception):  # of a dead JVM; the id only serves a link
+        session = SparkSession.getActiveSession()
+        return None if session is None else session.conf.get("spark.app.id", None)
+    return None
 
 
 def check_jvm_runs(action: str) -> None:

@@ -20,7 +20,10 @@ def failed(name: str, retry: str = "later") -> dict[str, str]:
 def test_results_and_errors_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "outcome.json"
     monkeypatch.setenv(OUTCOME_FILE, str(file))
-    for outcome in (JobOutcome(({"subscription": "nsw"},)), JobOutcome(error="ünlucky\nHINT: wait")):
+    for outcome in (
+        JobOutcome(({"subscription": "nsw"},)),
+        JobOutcome(error="ünlucky\nHINT: wait", application="app-1"),
+    ):
         write_outcome(outcome)
         assert read_outcome(file) == outcome
 

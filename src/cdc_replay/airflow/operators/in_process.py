@@ -16,10 +16,12 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, A
 from cdc_replay.airflow import assets, metrics
 from cdc_replay.airflow.connections import airflow_config
 from cdc_replay.airflow.dag_ids import replay_dag
+from cdc_replay.airflow.lineage import TellsLineage
 from cdc_replay.airflow.links import REPORT, StatusPageLink, ValidationReportLink
 from cdc_replay.airflow.operators.failures import fail_fast_on_permanent_error
 from cdc_replay.airflow.params import unknown_params
 from cdc_replay.airflow.report_links import report_links
+from cdc_replay.airflow.task_lineage import Flow, TaskLineage
 from cdc_replay.airflow.template_values import is_set, table_names
 from cdc_replay.config import Config, GroupConfig
 from cdc_replay.errors import ChangeLogMissing, NotConsistent
@@ -84,7 +86,7 @@ class SetupOperator(CommandOperator):
         return setup(config, self.publisher, checks_roles=False).to_dict()
 
 
-class CaptureOperator(CommandOperator):
+class CaptureOperator(TellsLineage, CommandOperator):
     """Pull the publisher's changes into its change log, and announce them.
 
     The task is skipped, and the asset gets no event, if all transactions of the log are announced already.
@@ -97,6 +99,7 @@ class CaptureOperator(CommandOperator):
     """
 
     template_fields: Sequence[str] = ("publisher", "to_lsn")
+    flow = Flow.CAPTURE
 
     def __init__(
         self, *, publisher: str, to_lsn: str | None = None, skip_if_announced: bool = True, **kwargs: Any
@@ -121,10 +124,14 @@ class CaptureOperator(CommandOperator):
             after = announced
         unannounced = Window(after, captured.to_lsn)
         metrics.of_capture(captured)
+        self.results = (captured.to_dict(),)
         if self.skip_if_announced and change_log.summary(unannounced).transactions == 0:
             raise AirflowSkipException(f"no transaction in {unannounced}: nothing to replay")
         assets.announce(context, self.asset, captured.to_lsn, after=after)
         return captured.to_dict()
+
+    def lineage(self) -> TaskLineage:
+        return TaskLineage(self.flow, publisher=self.publisher, results=self.results)
 
 
 class WatchOperator(BaseBranchOperator):
@@ -171,13 +178,14 @@ class WatchOperator(BaseBranchOperator):
         return not task.get_dr_count(dag_id, states=["queued", "running"])
 
 
-class ValidateOperator(CommandOperator):
+class ValidateOperator(TellsLineage, CommandOperator):
     """Prove with Great Expectations that the subscriber is consistent; fail if it is not.
 
     :param subscription: name of the subscription in the configuration (templated)
     """
 
     template_fields: Sequence[str] = ("subscription",)
+    flow = Flow.VALIDATE
     operator_extra_links = (ValidationReportLink(), StatusPageLink())
 
     def __init__(self, *, subscription: str, **kwargs: Any) -> None:
@@ -190,6 +198,7 @@ class ValidateOperator(CommandOperator):
         result = validate(config, self.subscription, links=report_links(self.subscription, context))
         context["ti"].xcom_push(key=REPORT, value=f"{self.subscription}/{result.report.name}")
         metrics.of_validation(result)
+        self.results = (result.to_dict(),)
         if result.error is not None:
             raise NotConsistent(
                 f'subscription "{self.subscription}" is not consistent at {result.to_lsn}',

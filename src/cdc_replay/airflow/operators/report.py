@@ -20,8 +20,10 @@ from typing import Any
 from airflow.sdk import Context, TriggerRule
 
 from cdc_replay.airflow import assets, metrics
+from cdc_replay.airflow.lineage import TellsLineage
 from cdc_replay.airflow.operators.in_process import CommandOperator, Json
 from cdc_replay.airflow.task_arguments import DEFAULT_ARGS
+from cdc_replay.airflow.task_lineage import Flow
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import Lsn
@@ -31,7 +33,7 @@ class ResultOutdated(CdcReplayError):
     """A subscription has no result of this run."""
 
 
-class ReportOperator(CommandOperator):
+class ReportOperator(TellsLineage, CommandOperator):
     """Report the result of this run's replay for one subscription, and announce its new position.
 
     Fails if the subscription failed or is parked, or if it has no result of this run. Retries are short: the
@@ -40,6 +42,8 @@ class ReportOperator(CommandOperator):
     :param subscription: name of the subscription in the configuration
     :param replay_task_id: the run's `ReplayOperator`
     """
+
+    flow = Flow.REPLAY
 
     def __init__(self, *, subscription: str, replay_task_id: str, **kwargs: Any) -> None:
         kwargs.setdefault("trigger_rule", TriggerRule.ALL_DONE)
@@ -57,6 +61,7 @@ class ReportOperator(CommandOperator):
         self._refuse_older(applied, context)
         assets.announce(context, self.asset, applied, after=Lsn.parse(str(result["from_lsn"])))
         metrics.of_replay(result)
+        self.results = (result,)
         return result
 
     def _refuse_older(self, applied: Lsn, context: Context) -> None:

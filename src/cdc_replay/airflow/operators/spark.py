@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -15,11 +16,13 @@ from airflow.sdk.exceptions import AirflowException
 
 from cdc_replay.airflow import assets
 from cdc_replay.airflow.connections import airflow_config, connections_in_environment
-from cdc_replay.airflow.links import StatusPageLink
+from cdc_replay.airflow.lineage import TellsLineage
+from cdc_replay.airflow.links import SPARK_APPLICATION, SparkHistoryLink, StatusPageLink
 from cdc_replay.airflow.operators.failures import fail_fast_on_permanent_error, job_failure
 from cdc_replay.airflow.operators.in_process import Json, check_params, open_change_log
 from cdc_replay.airflow.params import JobRequest
 from cdc_replay.airflow.task_arguments import check_one_publisher
+from cdc_replay.airflow.task_lineage import Flow, TaskLineage
 from cdc_replay.airflow.template_values import is_set, table_names
 from cdc_replay.config import Config, load_config
 from cdc_replay.private_files import private_umask
@@ -37,7 +40,7 @@ END_SECONDS: Final = 3
 """How long a Spark application may take to end after SIGTERM."""
 
 
-class SparkJobOperator(SparkSubmitOperator):
+class SparkJobOperator(TellsLineage, SparkSubmitOperator):
     """A command as a Spark application on the group's Spark connection.
 
     The driver gets the connections of the configuration in its environment
@@ -50,7 +53,7 @@ class SparkJobOperator(SparkSubmitOperator):
     """
 
     job: ClassVar[str]
-    operator_extra_links = (StatusPageLink(),)
+    operator_extra_links = (SparkHistoryLink(), StatusPageLink())
 
     def __init__(
         self,
@@ -85,6 +88,7 @@ class SparkJobOperator(SparkSubmitOperator):
             request = self.job_request(config, context)
             self.application_args = [f"--config={config.path}", *self.subscriptions, *request.arguments]
             outcome = self._submit(context, self._conn_ids(config) | request.conn_ids)
+        self.results = outcome.results
         return self.finish(outcome)
 
     def finish(self, outcome: JobOutcome) -> Json | None:
@@ -98,11 +102,19 @@ class SparkJobOperator(SparkSubmitOperator):
                 try:
                     super().execute(context)
                 except AirflowException as error:
-                    failure = job_failure(error, read_outcome(file))
+                    outcome = self._read_outcome(file, context)
+                    failure = job_failure(error, outcome)
                     if failure is None:
                         raise
                     raise failure from error
-            return read_outcome(file)
+            return self._read_outcome(file, context)
+
+    @staticmethod
+    def _read_outcome(file: Path, context: Context) -> JobOutcome:
+        outcome = read_outcome(file)
+        if outcome.application is not None:
+            context["ti"].xcom_push(key=SPARK_APPLICATION, value=outcome.application)
+        return outcome
 
     def on_kill(self) -> None:
         # SIGTERM first: a killed JVM leaves its rows on disk. Airflow waits for five seconds.
@@ -129,6 +141,7 @@ class ReplayOperator(SparkJobOperator):
     """
 
     job = "replay"
+    flow = Flow.REPLAY
     template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "to_lsn")
 
     def __init__(self, *, to_lsn: str | None = None, **kwargs: Any) -> None:
@@ -153,6 +166,7 @@ class SnapshotOperator(SparkJobOperator):
     """
 
     job = "snapshot"
+    flow = Flow.COPY
     template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "tables")
 
     def __init__(self, *, subscription: str, tables: Sequence[str] | str = (), **kwargs: Any) -> None:
@@ -173,6 +187,7 @@ class RefreshOperator(SparkJobOperator):
     """
 
     job = "refresh"
+    flow = Flow.RECONCILE
     template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "reconcile", "is_dry_run")
 
     def __init__(
@@ -191,6 +206,9 @@ class RefreshOperator(SparkJobOperator):
         options = {"--reconcile": self.reconcile, "--dry-run": self.is_dry_run}
         return JobRequest(tuple(option for option, value in options.items() if is_set(value)))
 
+    def lineage(self) -> TaskLineage:
+        return replace(super().lineage(), is_dry_run=is_set(self.is_dry_run))
+
 
 class BackfillOperator(SparkJobOperator):
     """Apply a past range of the change log again.
@@ -204,6 +222,7 @@ class BackfillOperator(SparkJobOperator):
     """
 
     job = "backfill"
+    flow = Flow.REPLAY
     template_fields: Sequence[str] = (
         *SparkSubmitOperator.template_fields, "start", "end", "tables", "into_conn_id", "is_dry_run",
     )  # fmt: skip
@@ -237,4 +256,9 @@ class BackfillOperator(SparkJobOperator):
                 *(("--dry-run",) if is_set(self.is_dry_run) else ()),
             ),
             frozenset({into} if into else ()),
+        )
+
+    def lineage(self) -> TaskLineage:
+        return replace(
+            super().lineage(), into_conn_id=self.into_conn_id or None, is_dry_run=is_set(self.is_dry_run)
         )

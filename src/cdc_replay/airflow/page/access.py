@@ -1,6 +1,7 @@
 """Rights: what a user may do with an object is what Airflow's auth manager permits with its DAG (`dag_ids`).
 
-The id of the DAG is made from the requested object, never taken from the request.
+The id of the DAG is made from the requested object, never taken from the request, unless that object is a run
+of a DAG.
 """
 
 from __future__ import annotations

@@ -15,8 +15,10 @@ from cdc_replay.airflow.page.access import User, require_readable
 from cdc_replay.airflow.page.data import FRESH_SECONDS, details_for, status_for
 from cdc_replay.airflow.page.policy import HEADERS, PAGE_HEADERS, REPORT_HEADERS
 from cdc_replay.airflow.page.report_files import read_report
+from cdc_replay.airflow.page.run_reports import render, reports_of
 
 STATIC_FILES: Final = {
+    "links.js": "text/javascript",
     "page.css": "text/css",
     "page.js": "text/javascript",
     "uPlot.iife.min.js": "text/javascript",
@@ -89,3 +91,9 @@ def _add_reports(app: FastAPI) -> None:
         if content is None:
             raise HTTPException(404, "there is no such report")
         return HTMLResponse(content, headers=dict(REPORT_HEADERS))
+
+    @app.get("/runs/{dag_id}/{run_id:path}")
+    def run_reports(request: Request, user: User, dag_id: str, run_id: str) -> HTMLResponse:
+        require_readable(user, dag_id)
+        root = str(request.scope.get("root_path", ""))
+        return HTMLResponse(render(reports_of(user, dag_id, run_id), root), headers=dict(PAGE_HEADERS))

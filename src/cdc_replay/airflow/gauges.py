@@ -1,0 +1,50 @@
+"""The gauges that tasks set, as data: `metrics` sets them, `docs/metrics.md` is generated from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+PREFIX: Final = "cdc_replay."
+"""Before every name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """One gauge: the tag with the object's name, the task that sets it, its unit, and what it means."""
+
+    tag: str
+    task: str
+    unit: str
+    meaning: str
+
+
+GAUGES: Final[Mapping[str, Gauge]] = {
+    "capture_seconds": Gauge("publisher", "capture", "s", "duration of the last capture"),
+    "capture_transactions": Gauge(
+        "publisher", "capture", "transactions", "what the last capture added to the change log"
+    ),
+    "replay_seconds": Gauge("subscription", "report.<subscription>", "s", "duration of the last replay"),
+    "replay_rows": Gauge(
+        "subscription", "report.<subscription>", "rows",
+        "rows that the last replay inserted, updated and deleted, and tables that it truncated",
+    ),
+    "replay_conflicts": Gauge(
+        "subscription", "report.<subscription>", "rows", "conflicts of the last replay, of all kinds"
+    ),
+    "validate_seconds": Gauge("subscription", "validate", "s", "duration of the last validation"),
+    "validate_consistent": Gauge(
+        "subscription", "validate", "0 or 1", "1 if the last validation found the subscriber consistent"
+    ),
+    "retained_wal_bytes": Gauge("publisher", "watch", "bytes", "WAL that the slot retains"),
+    "lag_seconds": Gauge(
+        "subscription", "watch", "s",
+        "age of the oldest captured transaction that is not applied; 0 without one"
+    ),
+    "proof_age_seconds": Gauge(
+        "subscription", "watch", "s",
+        "age of the last validation, if it found the subscriber consistent"
+    ),
+}  # fmt: skip
+"""By name. An unknown value sets no gauge."""
