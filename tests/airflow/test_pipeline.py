@@ -352,10 +352,10 @@ def test_jobs_run_on_separate_executor_processes(pipeline: Pipeline) -> None:
     assert pipeline.far.rows(ORDERS) == [row for row in pipeline.publisher.rows(ORDERS) if row[2] > 100]
 
 
-def test_a_damaged_subscriber_fails_validation_and_the_log_names_the_row(pipeline: Pipeline) -> None:
+def test_a_damaged_subscriber_fails_validation_and_a_run_with_repair_mends_it(pipeline: Pipeline) -> None:
     client = pipeline.client
     client.unpause("validate__big")
-    ((amount, note),) = pipeline.big.rows("select amount, note from orders where id = 2")
+    whole = pipeline.big.rows("select * from orders order by id")
     pipeline.big.run("delete from orders where id = 2; insert into orders values (77777, 'nsw', 1, 'stray')")
     run = pipeline.run("validate__big")
     assert run.state == "failed"
@@ -364,7 +364,7 @@ def test_a_damaged_subscriber_fails_validation_and_the_log_names_the_row(pipelin
     assert "77777" in log
     report = linked_report(pipeline, run)
     assert "77777" in report
-    for page in (f"dags/validate__big/runs/{quote(run.run_id, safe='')}", "dags/refresh__big"):
+    for page in (f"dags/validate__big/runs/{quote(run.run_id, safe='')}", "dags/validate__big"):
         assert f'href="{pipeline.airflow.url}/{page}"' in report
 
     pipeline.big.run("delete from orders where id = 77777")
@@ -372,9 +372,10 @@ def test_a_damaged_subscriber_fails_validation_and_the_log_names_the_row(pipelin
     assert later.state == "failed"  # row 2 is still missing
     assert "77777" not in linked_report(pipeline, later)
     assert "77777" in linked_report(pipeline, run)  # not the latest, but that of its run
-    ((region,),) = pipeline.publisher.rows("select region from orders where id = 2")
-    pipeline.big.run(f"insert into orders values (2, '{region}', {amount}, '{note}')")
-    pipeline.succeed("validate__big")
+    mended = pipeline.succeed("validate__big", {"repair": True, "dry_run": False})
+    assert pipeline.big.rows("select * from orders order by id") == whole
+    assert "public.orders: inserted: 1, such as (id)=(2)" in client.log(mended, "validate")
+    assert "Repaired before this validation" in linked_report(pipeline, mended)
 
 
 def test_own_dags_replay_wait_and_link_to_their_report(pipeline: Pipeline) -> None:

@@ -35,6 +35,7 @@ from cdc_replay.airflow.params import (
     replay_params,
     resume_params,
     snapshot_params,
+    validate_params,
 )
 from cdc_replay.airflow.replay_tasks import add_replay_tasks
 from cdc_replay.airflow.schedules import START, capture_schedule, watch_schedule
@@ -201,16 +202,25 @@ class ValidateDag(SubscriptionDag):
         text = (
             f"Prove with Great Expectations that the subscriber of `{subscription}` is consistent: both sides"
             " are compared at one LSN, under live writes. Runs after each write to the subscriber. The link"
-            " *Validation report* of the task leads to the report of its run."
+            " *Validation report* of the task leads to the report of its run. With *Repair*, rows that differ"
+            " are written as they are published, and the proof is made again; *Dry run*, which is on, only"
+            " counts them."
         )
         arguments = {
             "dag_id": validate_dag(subscription),
             "description": f"Is {subscription} what its publications say?",
             "schedule": [assets.subscription(subscription)],
+            "params": validate_params(),
         }
         super().__init__(config, "validate", subscription, text, arguments | kwargs)
         with self:
-            ValidateOperator(task_id="validate", subscription=subscription)
+            ValidateOperator(
+                task_id="validate",
+                subscription=subscription,
+                repair="{{ params.repair }}",
+                is_dry_run="{{ params.dry_run }}",
+                refuse_unknown_params=True,
+            )
 
 
 class SnapshotDag(SubscriptionDag):

@@ -92,6 +92,27 @@ def resume_params() -> ParamsDict:
     )
 
 
+def validate_params() -> ParamsDict:
+    """`repair`, `dry_run`."""
+    return ParamsDict(
+        {
+            "repair": Param(
+                default=False,
+                type="boolean",
+                title="Repair",
+                description="If rows differ, insert, update and delete rows of the subscriber until it holds"
+                " what is published, then validate again.",
+            ),
+            "dry_run": Param(
+                default=True,
+                type="boolean",
+                title="Dry run",
+                description="Of a repair: write no row, and count in the task's log what would be written.",
+            ),
+        }
+    )
+
+
 def refresh_params() -> ParamsDict:
     """`reconcile`, `dry_run`."""
     return ParamsDict(

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from airflow.sdk.configuration import conf
 
+from cdc_replay.airflow.dag_ids import validate_dag
 from cdc_replay.airflow.links import PREFIX
 
 if TYPE_CHECKING:
@@ -24,5 +25,5 @@ def report_links(subscription: str, context: Context) -> ReportLinks:
     return ReportLinks(
         page=f"{base}/plugin{PREFIX}",
         run=f"{base}/dags/{quote(run.dag_id, safe='')}/runs/{quote(run.run_id, safe='')}",
-        repair=f"{base}/dags/{quote(f'refresh__{subscription}', safe='')}",
+        repair=f"{base}/dags/{quote(validate_dag(subscription), safe='')}",
     )

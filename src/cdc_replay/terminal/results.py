@@ -180,13 +180,13 @@ def _(result: results.ValidateResult) -> Summary:
         if table["success"] and isinstance(table["notes"], list)
         for note in table["notes"]
     ]
-    rows = (*_repaired(result), *notes, ("report", str(result.report)))
+    rows = (*repair_rows(result), *notes, ("report", str(result.report)))
     if result.first_report is not None:
         rows = (*rows, ("report before the repair", str(result.first_report)))
     return Summary(f"{sentence}, {_time(result.seconds)}", rows, None if result.success else remedy)
 
 
-def _repaired(result: results.ValidateResult) -> Iterator[Row]:
+def repair_rows(result: results.ValidateResult) -> Iterator[Row]:
     """What a repair wrote, or would write, by table, with the first keys; then what it left."""
     would = "would be " if result.dry_run else ""
     for table in result.repaired:

@@ -364,7 +364,7 @@ def _remarks(subscription: str, repair: str | None, table: TableVerdict) -> str:
 
 def _remedies(subscription: str, repair: str | None, table: TableVerdict) -> Iterable[str]:
     kinds = {kind for kind, _ in table.counts}
-    form = "" if repair is None else f" In Airflow: {_link(repair, 'trigger it with “Reconcile”')}."
+    form = "" if repair is None else f" In Airflow: {_link(repair, 'trigger it with “Repair”')}."
     reconcile = f"<code>cdc-replay refresh {escape(subscription)} --reconcile</code>"
     if DifferenceKind.OUTSIDE_FILTER in kinds or table.outside_filter:
         yield (

@@ -153,12 +153,12 @@ def test_trend_links_to_earlier_reports() -> None:
 
 
 def test_page_names_publisher_filter_and_repair() -> None:
-    links = ReportLinks("https://a/plugin", "https://a/run?<", "https://a/dags/refresh__nsw")
+    links = ReportLinks("https://a/plugin", "https://a/run?<", "https://a/dags/validate__nsw")
     filtered = replace(DIFFERING, filters=("(a < 1)", "b"))
     text = page(filtered, EQUAL, context=replace(CONTEXT, links=links))
     assert "rows where <code>(a &lt; 1)</code> or <code>b</code>" in text
     assert "Published: all rows" in text
     assert "p1, p2" in text
     assert "cdc-replay refresh nsw --reconcile" in text
-    for link in ("https://a/plugin", "https://a/run?&lt;", "https://a/dags/refresh__nsw"):
+    for link in ("https://a/plugin", "https://a/run?&lt;", "https://a/dags/validate__nsw"):
         assert f'href="{link}"' in text

@@ -182,20 +182,39 @@ class ValidateOperator(TellsLineage, CommandOperator):
     """Prove with Great Expectations that the subscriber is consistent; fail if it is not.
 
     :param subscription: name of the subscription in the configuration (templated)
+    :param repair: if rows differ, write them as they are published, and prove it again (templated)
+    :param is_dry_run: of a repair, only count what would be written (templated)
     """
 
-    template_fields: Sequence[str] = ("subscription",)
+    template_fields: Sequence[str] = ("subscription", "repair", "is_dry_run")
     flow = Flow.VALIDATE
     operator_extra_links = (ValidationReportLink(), StatusPageLink())
 
-    def __init__(self, *, subscription: str, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        subscription: str,
+        repair: bool | str = False,
+        is_dry_run: bool | str = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.subscription = subscription
+        self.repair = repair
+        self.is_dry_run = is_dry_run
 
     def run_command(self, config: Config, context: Context) -> Json:
-        from cdc_replay.commands.validate import validate
+        from cdc_replay.commands.validate import validate, validate_and_repair
+        from cdc_replay.terminal.results import repair_rows
 
-        result = validate(config, self.subscription, links=report_links(self.subscription, context))
+        links = report_links(self.subscription, context)
+        if is_set(self.repair):
+            is_dry_run = is_set(self.is_dry_run)
+            result = validate_and_repair(config, self.subscription, dry_run=is_dry_run, links=links)
+        else:
+            result = validate(config, self.subscription, links=links)
+        for label, text in repair_rows(result):
+            self.log.info("%s: %s", label, text)
         context["ti"].xcom_push(key=REPORT, value=f"{self.subscription}/{result.report.name}")
         metrics.of_validation(result)
         self.results = (result.to_dict(),)

@@ -288,7 +288,10 @@ function buttons(row, details) {
   const { replay, validate, refresh, backfill } = details.dags;
   return node("div", { class: "buttons" },
     action(replay, "Replay now", "Applies the change log to all subscriptions of the group, up to its end."),
-    action(validate, "Validate", "Compares both sides at one position and writes a report."),
+    action(validate, "Validate", "Compares both sides at one position and writes a report.", {}, {
+      repair: ["Repair: if rows differ, insert, update and delete rows until all are as published", false],
+      dry_run: ["Dry run of a repair: write no row, and count in the task's log", true],
+    }),
     action(refresh, "Refresh", "Reads the publications again, copies new tables and removes dropped ones.", {}, {
       reconcile: ["Reconcile: make every table equal what is published; this inserts, updates and deletes rows", false],
       dry_run: ["Dry run: change nothing, and count in the task's log", true],
