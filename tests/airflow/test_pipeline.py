@@ -372,7 +372,7 @@ def test_a_damaged_subscriber_fails_validation_and_a_run_with_repair_mends_it(pi
     assert later.state == "failed"  # row 2 is still missing
     assert "77777" not in linked_report(pipeline, later)
     assert "77777" in linked_report(pipeline, run)  # not the latest, but that of its run
-    mended = pipeline.succeed("validate__big", {"repair": True, "dry_run": False})
+    mended = pipeline.succeed("validate__big", repair=True, dry_run=False)
     assert pipeline.big.rows("select * from orders order by id") == whole
     assert "public.orders: inserted: 1, such as (id)=(2)" in client.log(mended, "validate")
     assert "Repaired before this validation" in linked_report(pipeline, mended)

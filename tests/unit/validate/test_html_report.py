@@ -159,6 +159,6 @@ def test_page_names_publisher_filter_and_repair() -> None:
     assert "rows where <code>(a &lt; 1)</code> or <code>b</code>" in text
     assert "Published: all rows" in text
     assert "p1, p2" in text
-    assert "cdc-replay refresh nsw --reconcile" in text
+    assert "cdc-replay validate nsw --repair" in text
     for link in ("https://a/plugin", "https://a/run?&lt;", "https://a/dags/validate__nsw"):
         assert f'href="{link}"' in text
