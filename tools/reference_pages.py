@@ -51,6 +51,7 @@ GUIDES: Final[Mapping[str, str]] = {
     "resume": "[Resume a parked subscription](how-to/parked.md)",
     "validate": "[Act on a failed validation](how-to/validation-failed.md)",
     "explain": "[Monitor](how-to/monitor.md#what-is-published)",
+    "why": "[Explain a row](how-to/why.md)",
     "status": "[Monitor](how-to/monitor.md)",
     "verify-log": "[Prune and verify the change log](how-to/maintain-log.md)",
     "prune": "[Prune and verify the change log](how-to/maintain-log.md)",

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from cdc_replay.cli.app import LOOK, app, load
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.terminal.options import (
     ConfigOption,
     JsonOption,
@@ -78,6 +79,33 @@ def _explain(
 
     result = explain(load(config, log_level), subscription)
     return dataclasses.replace(outcome_of(result, as_json=as_json), view=explained(result))
+
+
+@app.command("why", rich_help_panel=LOOK)
+def _why(
+    subscription: SubscriptionArgument,
+    table: Annotated[
+        str, typer.Argument(metavar="SCHEMA.TABLE", help="A published table, or a partition of it.")
+    ],
+    key: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY...", help="The row: COLUMN=VALUE of its key, or the values in the key's order."
+        ),
+    ],
+    values: Annotated[bool, typer.Option("--values", help="Show the values of the row's columns.")] = False,
+    last: Annotated[int, typer.Option("--last", help="Explain at most this many changes.", min=1)] = 100,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "info",
+    as_json: JsonOption = False,
+) -> CommandOutcome:
+    """Show the history of one row, and why publisher and subscriber differ in it."""
+    from cdc_replay.commands.why import why
+    from cdc_replay.terminal.why_view import row_explained
+
+    name = QualifiedName.parse(table)
+    result = why(load(config, log_level), subscription, name, key, last=last, with_values=values)
+    return dataclasses.replace(outcome_of(result, as_json=as_json), view=row_explained(result))
 
 
 @app.command("status", rich_help_panel=LOOK)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,20 +36,34 @@ def read_definitions_and_summary(
     """
     history = catalog_history(change_log)
     log_definitions = change_log.definitions_in(window, history.positions)
-    catalogs = _Catalogs(
-        history, window, history.catalogs_of({version for _, version in log_definitions.all})
+    defined = versioned_relations(
+        change_log, history, window, log_definitions.changes, log_definitions.truncates
     )
+    return defined, log_definitions.summary
+
+
+def versioned_relations(
+    change_log: ChangeLog,
+    history: CatalogHistory,
+    window: Window,
+    changes: Set[tuple[int, int]],
+    truncates: Set[tuple[RelationId, int]],
+) -> tuple[VersionedRelation, ...]:
+    """These relation versions of the window's changes, and relations of its TRUNCATEs, each under a catalog.
+
+    Pairs of relation version, or relation, and catalog version.
+    """
+    in_force = history.catalogs_of({version for _, version in (*changes, *truncates)})
+    catalogs = _Catalogs(history, window, in_force)
     relations = change_log.relations()
-    changes = [
+    with_rows = [
         VersionedRelation(relations[relation], version, catalogs.catalog_for(relations[relation].id, version))
-        for relation, version in sorted(log_definitions.changes)
+        for relation, version in sorted(changes)
     ]
-    with_changes = {(versioned.relation.id, versioned.catalog_version) for versioned in changes}
-    truncates_only = _truncates(
-        sorted(log_definitions.truncates - with_changes), relations.values(), catalogs
-    )
-    defined = sorted((*changes, *truncates_only), key=lambda versioned: versioned.catalog_version)
-    return tuple(defined), log_definitions.summary
+    with_changes = {(versioned.relation.id, versioned.catalog_version) for versioned in with_rows}
+    truncates_only = _truncates(sorted(truncates - with_changes), relations.values(), catalogs)
+    defined = sorted((*with_rows, *truncates_only), key=lambda versioned: versioned.catalog_version)
+    return tuple(defined)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -58,6 +58,17 @@ _WINDOWS: Final = """
         updates_to_delete, applied, conflicts, seconds, lag_seconds, lag_bytes, error
     from cdc_replay.window_history where subscription = %s
     order by finished desc, number desc limit %s
+"""
+
+_WINDOWS_OF_COMMITS: Final = """
+    select distinct on (wanted.commit_lsn) wanted.commit_lsn::text, finished, from_lsn::text, end_lsn::text,
+        changes_read, filtered_out, updates_to_insert, updates_to_delete, applied, conflicts, seconds,
+        lag_seconds, lag_bytes, error
+    from unnest(%s::pg_lsn[]) as wanted (commit_lsn)
+    join cdc_replay.window_history
+        on wanted.commit_lsn > from_lsn and wanted.commit_lsn <= end_lsn
+    where subscription = %s and error is null and changes_read > 0
+    order by wanted.commit_lsn, finished, number
 """
 
 _VALIDATIONS: Final = """
@@ -177,6 +188,16 @@ def append_validation(
 def last_windows(connection: Connection, subscription: str, limit: int) -> tuple[WindowRecord, ...]:
     """The newest windows, the newest first."""
     return _read(connection, WindowRecord, _WINDOWS, (subscription, limit))
+
+
+def windows_of_commits(
+    connection: Connection, subscription: str, commit_lsns: Iterable[Lsn]
+) -> dict[Lsn, WindowRecord]:
+    """The window that applied each of these transactions, as far as the history has it."""
+    if not has_history(connection):
+        return {}
+    rows = connection.execute(_WINDOWS_OF_COMMITS, ([str(lsn) for lsn in commit_lsns], subscription))
+    return {Lsn.parse(commit_lsn): WindowRecord(*window) for commit_lsn, *window in rows}
 
 
 def last_validations(connection: Connection, subscription: str, limit: int) -> tuple[ValidationRecord, ...]:

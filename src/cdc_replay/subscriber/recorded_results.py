@@ -58,3 +58,15 @@ def last_result(connection: Connection, subscription: str, command: str) -> Reco
         (subscription, command),
     ).fetchone()
     return None if row is None else RecordedResult(*row)
+
+
+def recorded_results(connection: Connection, subscription: str, command: str) -> tuple[RecordedResult, ...]:
+    """The results of the command that are kept, the oldest first."""
+    if not is_installed(connection):
+        return ()
+    rows = connection.execute(
+        "select command, finished, result from cdc_replay.result"
+        " where subscription = %s and command = %s order by number",
+        (subscription, command),
+    )
+    return tuple(RecordedResult(*row) for row in rows)

@@ -74,11 +74,11 @@ class SmallLog:
     log: ChangeLog
 
     @classmethod
-    def create(cls, folder: Path) -> SmallLog:
+    def create(cls, folder: Path, catalog: str = "{}") -> SmallLog:
         uri = str(folder / "log")
         log = ChangeLog.create(uri, LogHeader("7000000000000000001", 1, "slot", Lsn(START)))
         log.add_relations({TABLE.version: TABLE})
-        log.add_catalogs([CatalogRow(Lsn(0), Lsn(90), "{}")])
+        log.add_catalogs([CatalogRow(Lsn(0), Lsn(90), catalog)])
         return cls(uri, log)
 
     def pull(self, end_lsn: int, *batches: pa.RecordBatch) -> tuple[Segment, ...]:

@@ -8,7 +8,7 @@ new row is filled with what was not sent (R4.4).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -21,7 +21,8 @@ from cdc_replay.filters.arrow_eval import evaluate_filter
 from cdc_replay.filters.compile import ArrowFilter, ServerFilter, compile_or
 from cdc_replay.filters.expression import Expression
 from cdc_replay.filters.server_eval import ServerCheck, server_answers
-from cdc_replay.filters.server_session import FilterSession
+from cdc_replay.filters.server_session import NULL, FilterSession
+from cdc_replay.filters.server_session import Answers as Int8s
 from cdc_replay.model.frames import ChangeKind
 from cdc_replay.model.publication import PublishAction
 from cdc_replay.model.relation import QualifiedName
@@ -65,9 +66,17 @@ class ArrowCheck:
         Raises:
             InvalidFilter: if a value is not of the type that its column has in the filter.
         """
+        return booleans(self.answers(rows))
+
+    def answers(self, rows: ProjectedRows) -> pa.BooleanArray:
+        """The filter's values: TRUE, FALSE or NULL.
+
+        Raises:
+            InvalidFilter: as `passes`.
+        """
         texts = dict(zip(self.attnums, rows.columns(len(self.attnums)), strict=True))
         try:
-            return booleans(evaluate_filter(self.expression, texts, len(rows.included)))
+            return evaluate_filter(self.expression, texts, len(rows.included))
         except pa.ArrowInvalid as error:
             raise InvalidFilter(
                 f'cannot evaluate a row filter of table "{self.table}"',
@@ -135,21 +144,52 @@ class FilterEvaluator:
             self._evaluate_on_server(changes, routes, results, session)
         return results
 
+    def answers(
+        self, changes: DecodedChanges, routes: Int64s, session: FilterSession | None
+    ) -> tuple[Int8s, Int8s]:
+        """The values of all filters for the old and the new rows: 1, 0 or `NULL`, also without a filter.
+
+        Raises:
+            InvalidFilter, ServerUnavailable, MissingPrivilege: as `evaluate`.
+        """
+        old, new = (np.full(len(routes), NULL, dtype=np.int8) for _ in range(2))
+        for check, rows, old_rows, new_rows in self._rows_by_arrow_check(changes, routes):
+            for values, projected in ((old, old_rows), (new, new_rows)):
+                answers = check.answers(projected).cast(pa.int8())
+                values[rows] = answers.fill_null(NULL).to_numpy(zero_copy_only=False)
+        if session is not None:
+            rows, old_answers, new_answers = self._ask_server(changes, routes, session)
+            old[rows], new[rows] = old_answers, new_answers
+        return old, new
+
     def _evaluate_in_arrow(self, changes: DecodedChanges, routes: Int64s, results: FilterResults) -> None:
+        for check, rows, old, new in self._rows_by_arrow_check(changes, routes):
+            results.old[rows], results.new[rows] = check.passes(old), check.passes(new)
+
+    def _rows_by_arrow_check(
+        self, changes: DecodedChanges, routes: Int64s
+    ) -> Iterator[tuple[ArrowCheck, Int64s, ProjectedRows, ProjectedRows]]:
+        """Each filter of Arrow, the changes that it is for, their old and their new rows."""
         check_ids = _check_ids(self.arrow_ids, changes, routes)
         for check_id in np.unique(check_ids[check_ids >= 0]).tolist():
             check = self.arrow_checks[check_id]
             rows = np.flatnonzero(check_ids == check_id)
-            old, new = _project_both(changes.tuples, rows, routes[rows], check.projection)
-            results.old[rows], results.new[rows] = check.passes(old), check.passes(new)
+            yield check, rows, *_project_both(changes.tuples, rows, routes[rows], check.projection)
 
     def _evaluate_on_server(
         self, changes: DecodedChanges, routes: Int64s, results: FilterResults, session: FilterSession
     ) -> None:
+        rows, old, new = self._ask_server(changes, routes, session)
+        results.old[rows], results.new[rows] = old == 1, new == 1
+
+    def _ask_server(
+        self, changes: DecodedChanges, routes: Int64s, session: FilterSession
+    ) -> tuple[Int64s, Int8s, Int8s]:
+        """The changes whose filters PostgreSQL evaluates, and its answers: 1, 0 or `NULL`."""
         check_ids = _check_ids(self.server_ids, changes, routes)
         rows = np.flatnonzero(check_ids >= 0)
         if not len(rows):
-            return
+            return rows, np.empty(0, dtype=np.int8), np.empty(0, dtype=np.int8)
         old, new = _project_both(changes.tuples, rows, routes[rows], self.all_columns)
         batch = pa.RecordBatch.from_pydict(
             {
@@ -162,8 +202,7 @@ class FilterEvaluator:
         )
         answers = server_answers(batch, self.server_checks, session, ("old", "new"))
         selected = np.arange(len(rows)), check_ids[rows]
-        results.old[rows] = answers["old"][selected] == 1
-        results.new[rows] = answers["new"][selected] == 1
+        return rows, answers["old"][selected], answers["new"][selected]
 
 
 def _filter_key(route: Route, action: PublishAction) -> Hashable:
