@@ -75,8 +75,9 @@ class Publisher(_Endpoint):
     two_phase: bool = False
     """create the slot with two-phase decoding; an existing slot cannot be changed"""
     max_changes_per_pull: Annotated[int, Field(ge=1)] = 2_000_000
-    """upper bound of one pull in messages, or of each half if it is read in two; a transaction is never
-    split; 512 MiB of WAL end a pull as well, see [retention](how-to/limit-wal.md)"""
+    """upper bound of one pull in messages, or of each part if it is read in two; a transaction is never
+    split; 512 MiB of WAL end a pull as well, and alone with `streaming`, see
+    [retention](how-to/limit-wal.md)"""
     max_retained_wal: Size | None = None
     """a size such as `50GB`; default: no limit. A slot that retains more WAL after a capture is dropped, see
     [retention](how-to/limit-wal.md)"""

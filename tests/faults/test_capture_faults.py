@@ -92,7 +92,7 @@ def test_a_killed_capture_is_completed_by_the_next_one(
     """R1.26, R1.30, R9.8: with streamed and prepared transactions, two kills, and changes between them."""
     publisher.run(TABLE)
     publisher.run(f"alter database {publisher.name} set logical_decoding_work_mem = '64kB'")
-    with disturb(publisher, tmp_path, two_phase=True, streaming=True, max_changes_per_pull=4) as disturbed:
+    with disturb(publisher, tmp_path, two_phase=True, streaming=True, wal_bytes_per_pull=4096) as disturbed:
         traffic(publisher, 1)
         disturbed.start(failpoint).killed()
         traffic(publisher, 2)

@@ -76,8 +76,8 @@ _REJECTED_BECAUSE: Final = {
 class CaptureSource:
     """A publisher's slot, its change log and the capture options.
 
-    A pull reads at most about `max_changes_per_pull` messages in each of its pieces (`split_peek`), and
-    `wal_bytes_per_pull` of WAL, or twice the WAL that the server decodes again for it, if that is more.
+    A pull reads at most about `wal_bytes_per_pull` of WAL, or twice the WAL that the server decodes again for
+    it, if that is more; without streaming, `max_changes_per_pull` messages in each of its pieces at most.
     `origin_none`: some subscription has `origin = none` (R8.20).
     """
 
@@ -200,10 +200,10 @@ class _Puller:
     def pull(self, target: Lsn) -> CaptureCounts:
         """Pull once towards `target`; durable on return, and the log's end has moved.
 
-        With streaming a peek may end before any transaction is complete (R1.24). It is repeated without the
-        limit of messages: that of WAL remains.
+        The limit of messages would end a streamed peek inside a transaction (R1.24), and another peek with
+        what is sent again (R1.30): without it, that of WAL remains.
         """
-        limit: int | None = self._source.max_changes_per_pull
+        limit = None if self._options.streaming else self._source.max_changes_per_pull
         self._progress.target = target
         target = min(target, self._pull_limit())
         self._catalogs.refresh()

@@ -50,6 +50,9 @@ logger = logging.getLogger(__name__)
 FIRST_SHARE: Final = 0.4
 """Of the range; the first piece is read once it is decoded, and by then the second should be decoded too."""
 
+MOST_DECODED_TWICE: Final = 0.5
+"""Of the range, as WAL before the second piece that the server decodes for it too, at a fifth of the cost."""
+
 _WAITS_FOR_STANDBYS: Final = "select coalesce(current_setting('synchronized_standby_slots', true), '') <> ''"
 
 
@@ -105,9 +108,10 @@ class SplitPeek:
 
     def split_lsn(self) -> Lsn | None:
         """Where the second piece begins; None if there is only one."""
-        after, upto = self.window.after.value, self.window.upto.value
-        split = after + int((upto - after) * FIRST_SHARE)
-        is_worth_it = upto - after >= self.least_bytes and split - self.restart_lsn.value < upto - after
+        after, length = self.window.after.value, self.window.upto.value - self.window.after.value
+        split = after + int(length * FIRST_SHARE)
+        decoded_twice = split - self.restart_lsn.value
+        is_worth_it = length >= self.least_bytes and decoded_twice <= length * MOST_DECODED_TWICE
         return Lsn(split) if is_worth_it and self.may_split and not self.options.two_phase else None
 
     def _start_second(self, stack: contextlib.ExitStack, split: Lsn) -> Iterator[RawMessages] | None:
