@@ -71,7 +71,9 @@ class Publisher(_Endpoint):
     """a folder, or an [object store](how-to/object-store.md) (`s3://`, `gs://`, `az://`); each publisher
     needs its own"""
     streaming: bool = False
-    """let pgoutput stream large transactions before they commit"""
+    """let pgoutput stream transactions that exceed its memory (256 MB, see
+    [retention](how-to/limit-wal.md)) before they commit: a backlog of such is captured in less time, but each
+    capture while one is open is sent it again"""
     two_phase: bool = False
     """create the slot with two-phase decoding; an existing slot cannot be changed"""
     max_changes_per_pull: Annotated[int, Field(ge=1)] = 2_000_000
