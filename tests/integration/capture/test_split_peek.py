@@ -33,13 +33,14 @@ def commit_transactions_of_all_kinds(publisher: Database) -> None:
         first.execute("savepoint s")
         first.execute("delete from t")
         first.execute("rollback to s")
-        publisher.run("alter table t add column b int default 7")
-        publisher.run("insert into t values (-2, 'small', 8)")
+        publisher.run("insert into t values (-2, 'small')")
         publisher.run("select pg_logical_emit_message(false, 'test', 'outside')")
         second.rollback()
         first.execute("update t set a = 'changed' where id > 0")
         first.commit()
-    publisher.run("truncate t; insert into t values (-3, 'last', 9)")
+    publisher.run("alter table t add column b int default 7")
+    publisher.run("truncate t")
+    publisher.run("insert into t values (-3, 'last', 8)")
 
 
 def split_at(monkeypatch: pytest.MonkeyPatch, lsn: Lsn) -> None:
@@ -83,7 +84,7 @@ def test_split_anywhere_gives_the_same_rows(
     ends = sorted({row["commit_lsn"] for row in expected})
     quarters = [start.value + (upto.value - start.value) * part // 4 for part in range(1, 4)]
     splits = sorted({end + offset for end in ends for offset in (-8, 0, 8)} | set(quarters))
-    assert len(ends) >= 6
+    assert len(ends) == 5
 
     for number, position in enumerate(splits, start=1):
         split_at(monkeypatch, Lsn(position))
