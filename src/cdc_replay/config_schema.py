@@ -72,12 +72,15 @@ class Publisher(_Endpoint):
     """a folder, or an [object store](how-to/object-store.md) (`s3://`, `gs://`, `az://`); each publisher
     needs its own"""
     streaming: bool = False
-    """let pgoutput stream large transactions before they commit"""
+    """let pgoutput stream transactions that exceed its memory (256 MB, see
+    [retention](how-to/limit-wal.md)) before they commit: a backlog of such is captured in less time, but each
+    capture while one is open is sent it again"""
     two_phase: bool = False
     """create the slot with two-phase decoding; an existing slot cannot be changed"""
     max_changes_per_pull: Annotated[int, Field(ge=1)] = 2_000_000
-    """upper bound of one pull in messages; a transaction is never split; 512 MiB of WAL end a pull as well,
-    see [retention](how-to/limit-wal.md)"""
+    """upper bound of one pull in messages, or of each part if it is read in two; a transaction is never
+    split; 512 MiB of WAL end a pull as well, and alone with `streaming`, see
+    [retention](how-to/limit-wal.md)"""
     max_retained_wal: Size | None = None
     """a size such as `50GB`; default: no limit. A slot that retains more WAL after a capture is dropped, see
     [retention](how-to/limit-wal.md)"""

@@ -28,6 +28,7 @@ FAILPOINTS: Final[dict[str, str]] = {
     "capture.after_definitions": "relations and definitions are in the log, no commit names the data file",
     "capture.after_commit": "the change log holds the changes, the slot still does too",
     "capture.after_advance": "the slot has moved",
+    "peek.between_pieces": "the first of two pieces of a pull is read, the second is not; nothing is durable",
     "compaction.after_segment": "a merged segment is durable, no commit names it",
     "compaction.after_commit": "the merged segment is in the log, the replaced ones are still files",
     "prune.after_commit": "segments are out of the log, they are still files",

@@ -8,6 +8,7 @@ capture brings both logs to the same rows.
 | where it stops            | what happens there                       | error                | log       |
 |---------------------------|------------------------------------------|----------------------|-----------|
 | every `capture.*` point   | SIGKILL in the first pull and the second |                      | by point  |
+| reading in two pieces     | SIGKILL; the session ahead is terminated |                      | as before |
 | in the peek               | the backend is terminated                | ServerUnavailable    | as before |
 | before the commit         | the publisher is shut down               | ServerUnavailable    | as before |
 | before the advance        | the publisher crashes; the line is cut   | ServerUnavailable    | one pull  |
@@ -47,6 +48,7 @@ from fixtures.postgres import Database, create_database, drop_database
 from fixtures.proxy import Line
 
 IN_PEEK = "capture.after_peek"
+BETWEEN_PIECES = "peek.between_pieces"
 BEFORE_COMMIT = "capture.after_segment"
 BEFORE_ADVANCE = "capture.after_commit"
 
@@ -64,6 +66,9 @@ TRAFFIC = (
 # More than the batch that the failpoint waits for and the sockets' buffers hold.
 SMALL = "insert into t select g, repeat('x', 100) from generate_series(1, 1000) g"
 LARGE = "insert into t select g, repeat('x', 100) from generate_series(1, 150000) g"
+TEMPORARY_SLOTS = (
+    "select slot_name from pg_replication_slots where temporary and database = current_database()"
+)
 
 
 def traffic(database: Database, n: int) -> None:
@@ -87,11 +92,42 @@ def test_a_killed_capture_is_completed_by_the_next_one(
     """R1.26, R1.30, R9.8: with streamed and prepared transactions, two kills, and changes between them."""
     publisher.run(TABLE)
     publisher.run(f"alter database {publisher.name} set logical_decoding_work_mem = '64kB'")
-    with disturb(publisher, tmp_path, two_phase=True, streaming=True, max_changes_per_pull=4) as disturbed:
+    with disturb(publisher, tmp_path, two_phase=True, streaming=True, wal_bytes_per_pull=4096) as disturbed:
         traffic(publisher, 1)
         disturbed.start(failpoint).killed()
         traffic(publisher, 2)
         disturbed.start(f"{failpoint}@2").killed()
+        disturbed.check()
+
+
+@pytest.mark.parametrize("failpoint", [IN_PEEK, BETWEEN_PIECES, BEFORE_ADVANCE])
+def test_a_capture_that_is_killed_while_it_reads_two_pieces_is_completed(
+    failpoint: str, publisher: Database, tmp_path: Path
+) -> None:
+    """R1.26, R1.30; the copy of the slot ends with its session."""
+    publisher.run(TABLE)
+    with disturb(publisher, tmp_path, split_bytes=0) as disturbed:
+        for n in (1, 2):
+            traffic(publisher, n)
+            disturbed.start(failpoint).killed()
+        disturbed.check()
+        wait_for(lambda: not publisher.rows(TEMPORARY_SLOTS), "the copies of the slot to end")
+
+
+def test_a_capture_whose_session_ahead_ends_is_completed(publisher: Database, tmp_path: Path) -> None:
+    """What it has read by then is thrown away, or the next pull reads the rest."""
+    publisher.run(TABLE)
+    with disturb(publisher, tmp_path, split_bytes=0) as disturbed:
+        publisher.run(SMALL)
+        publisher.run(LARGE.replace("g,", "-g,"))
+        process = disturbed.start(f"{BETWEEN_PIECES}=stop")
+        process.wait_until_stopped()
+        publisher.run(
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+            " where datname = current_database() and application_name = 'cdc_replay capture ahead'"
+        )
+        process.go_on()
+        process.process.communicate(timeout=120)
         disturbed.check()
 
 

@@ -1,8 +1,9 @@
 """Pulls the publisher's changes into the change log, in bounded steps that are each durable.
 
-One pull: peek → write the segment → for truncated partitioned tables, peek again and rewrite the segment →
-write relations and catalogs → commit the segment with the new end LSN → advance the slot. The log is written
-before the slot moves, so a crash loses nothing; redelivered transactions are recognised by their end LSN.
+One pull: peek, in two pieces if it is long (`split_peek`) → write the segment → for truncated partitioned
+tables, peek again and rewrite the segment → write relations and catalogs → commit the segment with the new
+end LSN → advance the slot. The log is written before the slot moves, so a crash loses nothing; redelivered
+transactions are recognised by their end LSN.
 
 | killed at                 | state at the next pull        | what it does                            |
 |---------------------------|-------------------------------|-----------------------------------------|
@@ -44,6 +45,7 @@ from cdc_replay.capture.slot_continuity import (
     only_reader,
     reachable_lsn,
 )
+from cdc_replay.capture.split_peek import SplitPeek, may_split
 from cdc_replay.capture.transactions import CaptureCounts, TransactionAssembler
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import DecodingFailed
@@ -51,7 +53,7 @@ from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.progress import Progress, Report, unreported
 from cdc_replay.postgres.connection import Connection, connect, translated_errors
-from cdc_replay.postgres.peek import PeekOptions, RawMessages, peek
+from cdc_replay.postgres.peek import PeekOptions, RawMessages, use_decoding_memory
 from cdc_replay.postgres.slot import check_server, check_slot
 from cdc_replay.postgres.slot_feedback import send_slot_feedback
 from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
@@ -74,9 +76,9 @@ _REJECTED_BECAUSE: Final = {
 class CaptureSource:
     """A publisher's slot, its change log and the capture options.
 
-    A pull reads at most about `max_changes_per_pull` messages and `wal_bytes_per_pull` of WAL, or twice the
-    WAL that the server decodes again for it, if that is more. `origin_none`: some subscription has
-    `origin = none` (R8.20).
+    A pull reads at most about `wal_bytes_per_pull` of WAL, or twice the WAL that the server decodes again for
+    it, if that is more; without streaming, `max_changes_per_pull` messages in each of its pieces at most.
+    `origin_none`: some subscription has `origin = none` (R8.20).
     """
 
     publisher: str
@@ -87,6 +89,8 @@ class CaptureSource:
     two_phase: bool = False
     max_changes_per_pull: int = 2_000_000
     wal_bytes_per_pull: int = 512 << 20
+    split_bytes: int = 32 << 20
+    """A pull of at least so much WAL is read in two pieces."""
     origin_none: bool = False
     max_retained_wal: int | None = None
     """In bytes; None: no limit other than the server's."""
@@ -135,6 +139,7 @@ def capture_changes(
         only_reader(connection, source.slot),
     ):
         check_server(connection)
+        use_decoding_memory(connection)
         check_ownership(connection, EVENT_TRIGGERS)
         log = ChangeLog.open(source.change_log)
         status = check_continuity(connection, log, source.slot)
@@ -181,6 +186,8 @@ class _Puller:
         self._log = log
         self._catalogs = catalogs
         self._secret = secret
+        self._restart_lsn = log.end_lsn
+        self._may_split = may_split(connection)
         self._progress = _CaptureProgress(source, log.end_lsn)
         self._options = PeekOptions(
             source.slot, tuple(CAPTURE_PUBLICATIONS.values()), source.streaming, two_phase
@@ -193,15 +200,15 @@ class _Puller:
     def pull(self, target: Lsn) -> CaptureCounts:
         """Pull once towards `target`; durable on return, and the log's end has moved.
 
-        With streaming a peek may end before any transaction is complete (R1.24): it is repeated with twice
-        the limit.
+        The limit of messages would end a streamed peek inside a transaction (R1.24), and another peek with
+        what is sent again (R1.30): without it, that of WAL remains.
         """
-        limit = self._source.max_changes_per_pull
+        limit = None if self._options.streaming else self._source.max_changes_per_pull
         self._progress.target = target
         target = min(target, self._pull_limit())
         self._catalogs.refresh()
         while (counts := self._pull_with_fallback(target, limit)) is None:
-            limit *= 2
+            limit = None
         self._progress.report(self._log.end_lsn)
         return counts
 
@@ -212,10 +219,11 @@ class _Puller:
         at least twice that distance, which bounds the total of repeated decoding.
         """
         end = self._log.end_lsn
-        restart = check_slot(self._connection, self._source.slot).restart_lsn or end
-        return Lsn(end.value + max(self._source.wal_bytes_per_pull, 2 * (end.value - restart.value)))
+        self._restart_lsn = check_slot(self._connection, self._source.slot).restart_lsn or end
+        behind = end.value - self._restart_lsn.value
+        return Lsn(end.value + max(self._source.wal_bytes_per_pull, 2 * behind))
 
-    def _pull_with_fallback(self, target: Lsn, limit: int) -> CaptureCounts | None:
+    def _pull_with_fallback(self, target: Lsn, limit: int | None) -> CaptureCounts | None:
         """Pull with streaming if configured, and without if the server cannot decode the changes otherwise.
 
         If a table is altered in a rolled-back savepoint, and then again, the server cannot decode it before
@@ -230,19 +238,18 @@ class _Puller:
             self._options = dataclasses.replace(self._options, streaming=False)
             return self._pull_once(target, limit)
 
-    def _pull_once(self, target: Lsn, limit: int) -> CaptureCounts | None:
+    def _pull_once(self, target: Lsn, limit: int | None) -> CaptureCounts | None:
         began, after = time.monotonic(), self._log.end_lsn
         if (local_changes := self._read_local_changes(target, limit)) is not None:
             target = min(target, local_changes.upto)
-        batches = peek(self._connection, self._options, upto_lsn=target, upto_nchanges=limit)
+        pieces = self._split_peek(Window(after, target), limit)
         messages = MessageFilter(self._secret)
         assembler = TransactionAssembler(after, self._log.prepared, local_changes, messages=messages)
-        with contextlib.closing(batches), assembler:
-            counted_batches = _CountedBatches(batches, self._progress)
-            segments = self._log.write(_log_rows(counted_batches, assembler))
+        with contextlib.closing(pieces.batches()) as batches, assembler:
+            segments = self._log.write(_log_rows(self._reported(batches), assembler))
             failpoint("capture.after_segment")
-            is_complete = counted_batches.messages < limit
-            end = max(assembler.end_lsn, target) if is_complete else assembler.end_lsn
+            self._may_split = pieces.may_split
+            end = max(assembler.end_lsn, pieces.complete_upto)
             if end <= after:
                 return None
             pull_catalogs = self._catalogs.catalogs_for_pull(
@@ -276,7 +283,26 @@ class _Puller:
         )  # fmt: skip
         return counts
 
-    def _read_local_changes(self, target: Lsn, limit: int) -> LocalChanges | None:
+    def _split_peek(self, window: Window, limit: int | None) -> SplitPeek:
+        return SplitPeek(
+            self._connection,
+            self._source.dsn,
+            self._options,
+            window,
+            limit,
+            least_bytes=self._source.split_bytes,
+            restart_lsn=self._restart_lsn,
+            may_split=self._may_split,
+        )
+
+    def _reported(self, batches: Iterator[RawMessages]) -> Iterator[RawMessages]:
+        for index, batch in enumerate(batches):
+            if index == 0:
+                failpoint("capture.after_peek")
+            self._progress.report(Lsn(int(batch.lsn[-1])))
+            yield batch
+
+    def _read_local_changes(self, target: Lsn, limit: int | None) -> LocalChanges | None:
         """The next changes that `origin = none` sends, if some subscription needs them (R8.20).
 
         They end after the log's end, unless `limit` is too small.
@@ -324,21 +350,6 @@ class _CaptureProgress:
         self.source.report(Progress("capture", self.source.publisher, done, total))
 
 
-class _CountedBatches:
-    def __init__(self, batches: Iterator[RawMessages], progress: _CaptureProgress) -> None:
-        self._batches = batches
-        self._progress = progress
-        self.messages = 0
-
-    def __iter__(self) -> Iterator[RawMessages]:
-        for batch in self._batches:
-            if self.messages == 0:
-                failpoint("capture.after_peek")
-            self.messages += len(batch.lsn)
-            self._progress.report(Lsn(int(batch.lsn[-1])))
-            yield batch
-
-
-def _log_rows(counted_batches: _CountedBatches, assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
-    for messages in counted_batches:
+def _log_rows(batches: Iterator[RawMessages], assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
+    for messages in batches:
         yield from assembler.feed(messages)

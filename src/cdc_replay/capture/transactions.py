@@ -1,4 +1,4 @@
-"""Assembles the messages of one peek into log rows: committed transactions only, in commit order.
+"""Assembles the messages of one pull into log rows: committed transactions only, in commit order.
 
 | on the wire         | effect                                                                       |
 |---------------------|------------------------------------------------------------------------------|
@@ -87,7 +87,7 @@ class CaptureCounts:
 
 
 class TransactionAssembler:
-    """Assembles the messages of one peek (R1.9, R1.14); a context manager.
+    """Assembles the messages of one peek (R1.9, R1.14), or of two in succession; a context manager.
 
     `after` is the end of the log. `prepared` stores prepared transactions. `local` lists the changes without
     an origin, if some subscription needs that (R8.20). `messages` drops foreign logical messages.

@@ -50,6 +50,14 @@ PEEK: Final = sql.SQL(
     "{slot}, {upto_lsn}, {upto_nchanges}, variadic {options})) to stdout (format binary)"
 )
 
+DECODING_MEMORY: Final = "256MB"
+"""Of a session that peeks, while it decodes; PostgreSQL's default is 64 MB."""
+
+_USE_DECODING_MEMORY: Final = """
+    select pg_catalog.set_config(name, %s, false) from pg_catalog.pg_settings
+    where name = 'logical_decoding_work_mem' and source = 'default'
+"""
+
 # COPY BINARY: a header before the first row, then per row the number of fields and length and value of each.
 _COPY_HEADER_BYTES: Final = 19
 _COPY_TRAILER_BYTES: Final = 2
@@ -102,6 +110,17 @@ class RawMessages:
     data: pa.BinaryArray
 
 
+_NOTHING: Final = RawMessages(np.zeros(0, np.int64), np.zeros(0, np.int64), pa.array([], pa.binary()))
+
+
+def use_decoding_memory(connection: Connection) -> None:
+    """Let the session decode larger transactions in memory, unless an administrator has set the limit.
+
+    The server writes a transaction that exceeds `logical_decoding_work_mem` to files, change by change.
+    """
+    connection.execute(_USE_DECODING_MEMORY, (DECODING_MEMORY,))
+
+
 def identifier_list(names: Sequence[str]) -> str:
     """Names as a list of quoted identifiers, so that case is preserved (R1.18)."""
     return ",".join('"' + name.replace('"', '""') + '"' for name in names)
@@ -110,7 +129,16 @@ def identifier_list(names: Sequence[str]) -> str:
 def peek(
     connection: Connection, options: PeekOptions, *, upto_lsn: Lsn, upto_nchanges: int | None
 ) -> Generator[RawMessages]:
-    """The messages of unconfirmed transactions that commit before `upto_lsn`.
+    """As `start_peek`; the server begins to decode when the first messages are asked for."""
+    started = start_peek(connection, options, upto_lsn=upto_lsn, upto_nchanges=upto_nchanges)
+    with contextlib.closing(started) as messages:
+        yield from messages
+
+
+def start_peek(
+    connection: Connection, options: PeekOptions, *, upto_lsn: Lsn, upto_nchanges: int | None
+) -> Generator[RawMessages]:
+    """The messages of unconfirmed transactions that commit before `upto_lsn`; the server begins to decode.
 
     Ends early, after a whole transaction, once `upto_nchanges` messages were sent; with streaming perhaps
     inside one (R1.23, R1.24). None: no such limit. Batches are limited in messages and bytes; one message may
@@ -120,6 +148,15 @@ def peek(
     Raises:
         SlotMissing, SlotActive, SlotLost, PublicationMissing, MissingPrivilege: as `slot` describes.
     """
+    messages = _peek(connection, options, upto_lsn, upto_nchanges)
+    next(messages)
+    return messages
+
+
+def _peek(
+    connection: Connection, options: PeekOptions, upto_lsn: Lsn, upto_nchanges: int | None
+) -> Generator[RawMessages]:
+    """Yields nothing once the server decodes, then the messages."""
     statement = PEEK.format(
         slot=sql.Literal(options.slot),
         upto_lsn=sql.Literal(str(upto_lsn)),
@@ -135,6 +172,7 @@ def peek(
         connection.cursor() as cursor,
         cursor.copy(statement) as copy,
     ):
+        yield _NOTHING
         yield from _batches(copy)
 
 

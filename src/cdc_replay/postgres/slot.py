@@ -260,6 +260,17 @@ def advance_slot(connection: Connection, slot: str, upto: Lsn) -> Lsn:
         return Lsn.parse(_one_row(advanced)[0])
 
 
+def copy_slot(connection: Connection, slot: str, name: str) -> None:
+    """Create a copy of the slot at its position, which ends with the session; it lacks two_phase.
+
+    Raises:
+        SlotMissing, SlotLost: as for `peek`.
+        ServerUnavailable, MissingPrivilege: if the server has no slot left, or the role lacks REPLICATION.
+    """
+    with slot_errors(f'cannot copy replication slot "{slot}"'):
+        connection.execute("select pg_copy_logical_replication_slot(%s, %s, true)", (slot, name))
+
+
 def drop_slot(connection: Connection, slot: str) -> bool:
     """Drop the slot; False if this database has no pgoutput slot of that name.
 

@@ -165,16 +165,16 @@ def test_interleaved_streamed_transactions_are_captured(publisher: Database, tmp
     assert [sum(row["xid"] == xid for row in rows) for xid in xids] == [1] * 9 + [3 * LARGE] * 2
 
 
-@pytest.mark.parametrize("limit", [500, 1_000_000])
+@pytest.mark.parametrize("wal_bytes", [1 << 14, 512 << 20])
 def test_streamed_transaction_open_over_many_pulls_is_captured(
-    publisher: Database, tmp_path: Path, limit: int
+    publisher: Database, tmp_path: Path, wal_bytes: int
 ) -> None:
     """R1.24, R1.26: each pull gets it from its beginning again and keeps nothing; its end brings it whole.
 
     Pulls of any size, in processes that are killed, too.
     """
     publisher.run(TABLE)
-    twins = Twins.of(publisher, tmp_path, streaming=True, max_changes_per_pull=limit)
+    twins = Twins.of(publisher, tmp_path, streaming=True, wal_bytes_per_pull=wal_bytes)
     with writer(publisher) as session:
         for part in range(2):
             insert_many(session, part * 10_000)

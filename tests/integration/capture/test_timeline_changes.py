@@ -210,9 +210,11 @@ def test_capture_waits_for_failover_standby(captured: Captured, new_cluster: New
     insert(primary, 1)
     end = captured.log.end_lsn
     with ThreadPoolExecutor(1) as thread:
-        outcome = thread.submit(captured.capture)
+        outcome = thread.submit(captured.capture, split_bytes=0)
         wait_for(lambda: waits_for_standby(primary), "the capture to wait for the standby")
         assert captured.log.end_lsn == end
+        # A copy of the slot would not wait.
+        assert primary.rows("select from pg_stat_activity where application_name ~ 'capture ahead'") == []
         standby.cluster.start()
         assert outcome.result(60).transactions == 1
     primary.cluster.stop("immediate")

@@ -1,0 +1,134 @@
+"""A pull that is read in two pieces has the rows of one that is not, wherever it is split."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_replay.capture import split_peek
+from cdc_replay.capture.pull import CaptureOutcome, CaptureSource, current_position
+from cdc_replay.capture.split_peek import SplitPeek
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.errors import ServerUnavailable
+from cdc_replay.model.lsn import Lsn
+from fixtures.captured import Captured
+from fixtures.postgres import Database
+from integration.capture.twins import Twins
+
+TABLE = "create table t (id int primary key, a text); create publication p for table t;"
+LARGE = 2000
+"""Rows whose transaction is streamed if the server has little memory for it."""
+
+
+def commit_transactions_of_all_kinds(publisher: Database) -> None:
+    """Small ones, large ones that are open around others, DDL, a rollback, and messages."""
+    with publisher.connect() as first, publisher.connect() as second:
+        first.autocommit = second.autocommit = False
+        first.execute(f"insert into t select g, 'first' from generate_series(1, {LARGE}) g")
+        publisher.run("insert into t values (-1, 'small')")
+        second.execute(f"insert into t select g, 'gone' from generate_series(10001, {10000 + LARGE}) g")
+        first.execute("savepoint s")
+        first.execute("delete from t")
+        first.execute("rollback to s")
+        publisher.run("insert into t values (-2, 'small')")
+        publisher.run("select pg_logical_emit_message(false, 'test', 'outside')")
+        second.rollback()
+        first.execute("update t set a = 'changed' where id > 0")
+        first.commit()
+    publisher.run("alter table t add column b int default 7")
+    publisher.run("truncate t")
+    publisher.run("insert into t values (-3, 'last', 8)")
+
+
+def split_at(monkeypatch: pytest.MonkeyPatch, lsn: Lsn) -> None:
+    """Every pull whose range has it is split there."""
+    monkeypatch.setattr(
+        SplitPeek, "split_lsn", lambda self: lsn if self.window.after < lsn < self.window.upto else None
+    )
+
+
+def capture_by_a_copy(
+    twins: Twins, folder: Path, number: int, upto: Lsn, **options: Any
+) -> tuple[Captured, CaptureOutcome]:
+    """Capture from a copy of the plain slot into a log of its own."""
+    plain = twins.plain
+    source: CaptureSource = dataclasses.replace(
+        plain.source, slot=f"{plain.source.slot}_{number}", change_log=str(folder / str(number)), **options
+    )
+    copied = dataclasses.replace(plain, source=source)
+    header = dataclasses.replace(plain.log.header, slot=source.slot)
+    twins.database.run(f"select pg_copy_logical_replication_slot('{plain.source.slot}', '{source.slot}')")
+    ChangeLog.create(source.change_log, header)
+    try:
+        return copied, copied.capture(upto)
+    finally:
+        twins.database.run(f"select pg_drop_replication_slot('{source.slot}')")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_split_anywhere_gives_the_same_rows(
+    streaming: bool, publisher: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1.23, R1.26: before, inside and after commit records, and while transactions are open."""
+    publisher.run(TABLE)
+    twins = Twins.of(publisher, tmp_path, streaming=streaming)
+    start = twins.plain.log.end_lsn
+    commit_transactions_of_all_kinds(publisher)
+    upto = current_position(publisher.dsn)
+    split_at(monkeypatch, Lsn(start.value + 1))
+    whole, _ = capture_by_a_copy(twins, tmp_path, 0, upto)
+    expected = whole.rows()
+    ends = sorted({row["commit_lsn"] for row in expected})
+    quarters = [start.value + (upto.value - start.value) * part // 4 for part in range(1, 4)]
+    splits = sorted({end + offset for end in ends for offset in (-8, 0, 8)} | set(quarters))
+    assert len(ends) == 5
+
+    for number, position in enumerate(splits, start=1):
+        split_at(monkeypatch, Lsn(position))
+        copied, outcome = capture_by_a_copy(twins, tmp_path, number, upto, streaming=streaming)
+        assert copied.rows() == expected, f"split at {Lsn(position)}"
+        assert (outcome.pulls, outcome.to_lsn) == (1, upto)
+
+
+def test_pull_splits_by_itself_and_leaves_no_slot(
+    publisher: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends at the target in one pull, with what a capture in one piece has."""
+    publisher.run(TABLE)
+    twins = Twins.of(publisher, tmp_path, split_bytes=0)
+    commit_transactions_of_all_kinds(publisher)
+    splits, split_lsn = list[Lsn | None](), SplitPeek.split_lsn
+
+    def record(self: SplitPeek) -> Lsn | None:
+        splits.append(split_lsn(self))
+        return splits[-1]
+
+    monkeypatch.setattr(SplitPeek, "split_lsn", record)
+
+    assert len(twins.settle()) > LARGE
+
+    assert [split is not None for split in splits] == [True, False]
+    leftovers = "select from pg_replication_slots where temporary and database = current_database()"
+    assert publisher.rows(leftovers) == []
+
+
+def test_without_a_copy_of_the_slot_the_next_pull_reads_the_rest(
+    publisher: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No slot or session may be free for the copy."""
+    publisher.run(TABLE)
+    twins = Twins.of(publisher, tmp_path)
+    commit_transactions_of_all_kinds(publisher)
+    upto = current_position(publisher.dsn)
+
+    def refuse(dsn: str, *, purpose: str) -> None:
+        raise ServerUnavailable(f"no session for {purpose} at {len(dsn)}")
+
+    monkeypatch.setattr(split_peek, "connect", refuse)
+    outcome = twins.subject.capture(upto, split_bytes=0)
+
+    assert (outcome.pulls, outcome.to_lsn) == (2, upto)
+    assert len(twins.settle()) > LARGE
