@@ -37,6 +37,16 @@ SETTLE_SECONDS: Final = 5
 Json = dict[str, Any]
 
 
+def end_unless_timed_out() -> None:
+    """End a command that runs in the task's own process; for `on_kill`.
+
+    Airflow calls that on SIGTERM, and does not end the task itself; and after its own timeout, when there is
+    nothing left to end.
+    """
+    if not isinstance(sys.exc_info()[1], AirflowTaskTimeout):
+        end_now()
+
+
 class CommandOperator(BaseOperator):
     """A command that runs in the task's own process; its result is the task's XCom."""
 
@@ -51,10 +61,7 @@ class CommandOperator(BaseOperator):
             return self.run_command(airflow_config(), context)
 
     def on_kill(self) -> None:
-        # Airflow calls this on SIGTERM, and does not end the task itself; and after its own timeout, when
-        # there is nothing left to end.
-        if not isinstance(sys.exc_info()[1], AirflowTaskTimeout):
-            end_now()
+        end_unless_timed_out()
 
 
 class SetupOperator(CommandOperator):
