@@ -1,5 +1,6 @@
 """The assets that connect the DAGs, and the content of their events.
 
+    commits of the publisher  ──▶  capture__<publisher>          (only if captures follow events)
     capture__<publisher>  ──▶  change log of the publisher  ──▶  replay__<group>
     replay__<group>, snapshot__…, refresh__…, backfill__…  ──▶  subscription  ──▶  validate__<subscription>
 
@@ -14,13 +15,24 @@ from __future__ import annotations
 import contextlib
 from typing import Final
 
-from airflow.sdk import Asset, Context
+from airflow.sdk import Asset, AssetWatcher, Context
 
+from cdc_replay.airflow.triggers import CommitTrigger
 from cdc_replay.errors import InvalidLsn
 from cdc_replay.model.lsn import Lsn
 
 FROM_LSN: Final = "from_lsn"
 TO_LSN: Final = "to_lsn"
+
+
+def commits(publisher: str, *, least_seconds: float, greatest_seconds: float) -> Asset:
+    """What a publisher commits, with the watcher that a triggerer runs."""
+    trigger = CommitTrigger(publisher, least_seconds, greatest_seconds)
+    return Asset(
+        name=f"commits of {publisher}",
+        uri=f"cdc-replay://commits/{publisher}",
+        watchers=[AssetWatcher(name=f"commits of {publisher}", trigger=trigger)],
+    )
 
 
 def change_log(publisher: str) -> Asset:

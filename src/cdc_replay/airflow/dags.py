@@ -115,7 +115,7 @@ class CaptureDag(PipelineDag):
             "dag_id": capture_dag(publisher),
             "description": f"Slot of {publisher} → change log",
             "doc_md": publisher_doc(text, config.publisher(publisher)),
-            "schedule": capture_schedule(),
+            "schedule": capture_schedule(publisher),
             "params": capture_params(),
         }
         super().__init__(config, publisher, ("capture", ""), FOLLOWING_ARGS, arguments | kwargs)
