@@ -134,7 +134,7 @@ class Group(_Strict):
     schedule: str | None = None
     """Airflow schedule of the group's replay DAG; default: on new changes"""
     spark_conn_id: str = "spark_default"
-    """Airflow's Spark connection"""
+    """Airflow's Spark connection, of type `spark` or `spark_connect`"""
     spark_conf: dict[str, str | int | float | bool] = {}
     """Spark settings; a value of `spark.driver.extraJavaOptions` replaces `-XX:TieredStopAtLevel=1
     -XX:+UseSerialGC`"""

@@ -1,6 +1,7 @@
 """The assets that connect the DAGs, and the content of their events.
 
     commits of the publisher  ──▶  capture__<publisher>          (only if captures follow events)
+    lag of the publisher  ──▶  watch__<publisher>                (likewise)
     capture__<publisher>  ──▶  change log of the publisher  ──▶  replay__<group>
     replay__<group>, snapshot__…, refresh__…, backfill__…  ──▶  subscription  ──▶  validate__<subscription>
 
@@ -13,11 +14,12 @@ for an event with one, unless that DAG is scheduled by partitions.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Final
 
 from airflow.sdk import Asset, AssetWatcher, Context
 
-from cdc_replay.airflow.triggers import CommitTrigger
+from cdc_replay.airflow.triggers import CommitTrigger, LagTrigger
 from cdc_replay.errors import InvalidLsn
 from cdc_replay.model.lsn import Lsn
 
@@ -32,6 +34,16 @@ def commits(publisher: str, *, least_seconds: float, greatest_seconds: float) ->
         name=f"commits of {publisher}",
         uri=f"cdc-replay://commits/{publisher}",
         watchers=[AssetWatcher(name=f"commits of {publisher}", trigger=trigger)],
+    )
+
+
+def lag(publisher: str, subscriptions: Sequence[str], poll_seconds: float) -> Asset:
+    """Subscriptions that stay behind the change log, with the watcher that a triggerer runs."""
+    trigger = LagTrigger(publisher, list(subscriptions), poll_seconds)
+    return Asset(
+        name=f"lag of {publisher}",
+        uri=f"cdc-replay://lag/{publisher}",
+        watchers=[AssetWatcher(name=f"lag of {publisher}", trigger=trigger)],
     )
 
 

@@ -355,7 +355,7 @@ class WatchDag(PipelineDag):
             "dag_id": f"watch__{publisher}",
             "description": f"Lagging subscriptions of {publisher} → replay",
             "doc_md": publisher_doc(text, config.publisher(publisher)),
-            "schedule": watch_schedule(),
+            "schedule": watch_schedule(publisher, [name for group in groups for name in group.subscriptions]),
             "is_paused_upon_creation": False,
         }
         super().__init__(config, publisher, ("watch", ""), WATCH_ARGS, arguments | kwargs)

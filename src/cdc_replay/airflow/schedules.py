@@ -1,16 +1,18 @@
 """When the DAGs run.
 
 Captures follow a clock, or the publisher's commits (`CDC_REPLAY_CAPTURE_EVENTS`). Then a triggerer watches
-the publisher, and the clock, which is slower, is what is left when none runs.
+the publisher and the lag of its subscriptions, and the clocks, which are slower, are what is left when none
+runs.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from airflow.sdk import AssetOrTimeSchedule, CronTriggerTimetable, DeltaTriggerTimetable
+from airflow.sdk import Asset, AssetOrTimeSchedule, CronTriggerTimetable, DeltaTriggerTimetable
 
 from cdc_replay.airflow import assets
 from cdc_replay.errors import InvalidConfiguration
@@ -33,21 +35,29 @@ def capture_schedule(publisher: str) -> Any:  # noqa: ANN401 - all that a DAG ac
     """When the slot of a publisher is read."""
     if (intervals := event_intervals()) is None:
         return _schedule(CAPTURE_SCHEDULE, CAPTURE_SECONDS)
-    clock = _schedule(CAPTURE_SCHEDULE, FALLBACK_SECONDS)
     commits = assets.commits(publisher, least_seconds=intervals[0], greatest_seconds=intervals[1])
+    return _on_events(commits, _schedule(CAPTURE_SCHEDULE, FALLBACK_SECONDS))
+
+
+def watch_schedule(publisher: str, subscriptions: Sequence[str]) -> Any:  # noqa: ANN401 - as above
+    """When these subscriptions of a publisher are checked for lag."""
+    if event_intervals() is None:
+        return _schedule(WATCH_SCHEDULE, WATCH_SECONDS)
+    return _on_events(
+        assets.lag(publisher, subscriptions, WATCH_SECONDS), _schedule(WATCH_SCHEDULE, FALLBACK_SECONDS)
+    )
+
+
+def _on_events(asset: Asset, clock: str | timedelta | None) -> Any:  # noqa: ANN401 - as above
+    """On each event of the asset, and by the clock."""
     if clock is None:
-        return [commits]
+        return [asset]
     timetable = (
         DeltaTriggerTimetable(clock)
         if isinstance(clock, timedelta)
         else CronTriggerTimetable(clock, timezone="UTC")
     )
-    return AssetOrTimeSchedule(assets=[commits], timetable=timetable)
-
-
-def watch_schedule() -> str | timedelta | None:
-    """How often subscriptions are checked for lag."""
-    return _schedule(WATCH_SCHEDULE, WATCH_SECONDS)
+    return AssetOrTimeSchedule(assets=[asset], timetable=timetable)
 
 
 def event_intervals() -> tuple[float, float] | None:

@@ -4,6 +4,7 @@
 |--------------------|-----------------|---------------------------------------------------------------------|
 | `ConditionTrigger` | the sensors     | its condition is met                                                |
 | `CommitTrigger`    | an AssetWatcher | for ever: an event whenever the publisher has something to capture  |
+| `LagTrigger`       | an AssetWatcher | for ever: an event whenever a subscription stays behind the log     |
 
 All of their state is in their arguments and on the servers, so another triggerer continues where one was
 killed.
@@ -21,7 +22,7 @@ from asgiref.sync import sync_to_async
 
 from cdc_replay.airflow.conditions import condition_of
 from cdc_replay.airflow.connections import airflow_config
-from cdc_replay.errors import CdcReplayError, Retry
+from cdc_replay.errors import CdcReplayError, ChangeLogMissing, Retry
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +126,58 @@ class CommitTrigger(BaseEventTrigger):
             "least_seconds": self.least_seconds,
             "greatest_seconds": self.greatest_seconds,
         }
+
+
+class LagTrigger(BaseEventTrigger):
+    """Fires when a subscription lags behind the change log, twice in a row, and a replay can end it.
+
+    :param publisher: name of the publisher in the configuration
+    :param subscriptions: those of its groups whose replay follows the change log
+    :param poll_seconds: between two questions to the subscribers
+    """
+
+    def __init__(
+        self, publisher: str, subscriptions: list[str], poll_seconds: float = 30.0, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)  # type: ignore[no-untyped-call]
+        self.publisher = publisher
+        self.subscriptions = subscriptions
+        self.poll_seconds = poll_seconds
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                "publisher": self.publisher,
+                "subscriptions": self.subscriptions,
+                "poll_seconds": self.poll_seconds,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        ask = sync_to_async(_due_replays, thread_sensitive=False)
+        lagged: frozenset[str] = frozenset()
+        while True:
+            await asyncio.sleep(self.poll_seconds)
+            try:
+                lagging = await ask(self.publisher, self.subscriptions)
+            # As above: nothing is as bad as a watch that has ended.
+            except Exception as error:  # noqa: BLE001
+                logger.warning("asking again in %s s: %s", self.poll_seconds, error)
+                continue
+            # A replay that has not ended yet is no reason to start another.
+            if remaining := lagging & lagged:
+                yield TriggerEvent({"subscriptions": sorted(remaining)})  # type: ignore[no-untyped-call]
+            lagged = lagging
+
+
+def _due_replays(publisher: str, subscriptions: list[str]) -> frozenset[str]:
+    from cdc_replay.commands.due_replays import due_replays
+
+    try:
+        return frozenset(due_replays(airflow_config(), publisher, subscriptions))
+    except ChangeLogMissing:
+        return frozenset()
 
 
 def _open_watch(publisher: str, least_seconds: float, greatest_seconds: float) -> Any:  # noqa: ANN401 - imported late

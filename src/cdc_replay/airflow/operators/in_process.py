@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 SETTLE_SECONDS: Final = 5
 """How long Airflow may take to create the replay run of a capture that has just ended."""
 
+WATCH_PATIENCE_SECONDS: Final = 5
+"""How long a capture waits for the slot, which a `CommitTrigger` may be reading."""
+
 Json = dict[str, Any]
 
 
@@ -110,7 +113,12 @@ class CaptureOperator(CommandOperator):
     def run_command(self, config: Config, context: Context) -> Json:
         from cdc_replay.commands.capture import capture
 
-        captured = capture(config, self.publisher, to_lsn=Lsn.parse(self.to_lsn) if self.to_lsn else None)
+        captured = capture(
+            config,
+            self.publisher,
+            to_lsn=Lsn.parse(self.to_lsn) if self.to_lsn else None,
+            patience_seconds=WATCH_PATIENCE_SECONDS,
+        )
         change_log = open_change_log(config, self.publisher)
         announced = assets.announced_lsn(context, self.asset)
         # Airflow may have no event, or one of another log, or one from before the log was pruned.
