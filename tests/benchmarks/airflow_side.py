@@ -29,7 +29,7 @@ START_SECONDS: Final = 120
 
 @dataclass(frozen=True)
 class AirflowSides:
-    """A running Airflow with the DAGs of both sides, which are paused, and the Spark Connect server of one."""
+    """A running Airflow with the DAGs of both sides, paused, and the Spark Connect server of one of them."""
 
     at: Stand
     publisher: str
@@ -53,19 +53,30 @@ class AirflowSides:
 @contextlib.contextmanager
 def start(at: Stand, publisher: str) -> Iterator[AirflowSides]:
     """Airflow for the sides, whose tables are copied; `publisher` of the stand's configuration is set up."""
-    file = at.folder / "airflow.yaml"
+    file = _file(at)
     file.write_text(yaml.safe_dump(_configuration(at, publisher)), encoding="utf-8")
     with Session(at.folder, at.servers) as session:
         for side in SIDES:
             session.run(f"snapshot {at.names(side)[0]} --config {file}")
     with at.subscriber_connection("postgres") as connection:
         connection.execute("create database airflow")
-    with SparkServer(at.folder / "spark", token="bench") as spark:  # noqa: S106 - of a private server
+    with SparkServer(at.folder / "spark", token="bench") as spark:
         airflow = Airflow(at.folder / "airflow", _settings(at, file, spark))
         with airflow, airflow.client() as client:
             wanted = {f"replay__{side}" for side in SIDES}
             wait_for(lambda: wanted <= client.dag_ids(), "the DAGs", START_SECONDS)
             yield AirflowSides(at, publisher, client, spark)
+
+
+def sync_all(at: Stand) -> None:
+    """Bring all sides up to date, as they were measured one after another."""
+    with Session(at.folder, at.servers) as session:
+        for side in SIDES:
+            session.run(f"sync {at.names(side)[0]} --config {_file(at)}")
+
+
+def _file(at: Stand) -> Path:
+    return at.folder / "airflow.yaml"
 
 
 def _settings(at: Stand, file: Path, spark: SparkServer) -> Settings:

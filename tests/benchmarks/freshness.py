@@ -60,8 +60,10 @@ def measure_sides(seconds: float) -> tuple[dict[str, dict[str, float]], tuple[st
                     sides[side] = _observe(at, side, seconds, os.getpid())
         at.switch_natives("enable")
         _wait_for_row(at, NATIVE, _last_row(at))
-        # The others have stopped where their part of the measurement did.
-        return sides, tuple(at.differences([airflow_side.SUBMIT]))
+        airflow_side.sync_all(at)
+        with Session(at.folder, at.servers) as session:
+            session.run(at.line("sync", *at.names(FOLLOW)))
+        return sides, tuple(at.differences([FOLLOW, *airflow_side.SIDES]))
 
 
 @contextlib.contextmanager
