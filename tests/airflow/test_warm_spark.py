@@ -105,7 +105,9 @@ def warm(
 
 def _fill(warm: Warm) -> None:
     client = warm.client
-    wait_for(lambda: "replay__second" in client.dag_ids(), "the DAGs", 120)
+    per_subscription = ("backfill", "refresh", "resume", "snapshot", "validate")
+    expected = 1 + 1 + 2 + len(per_subscription) * 2
+    wait_for(lambda: len(client.dag_ids()) == expected, f"the {expected} DAGs", 120)
     assert client.import_errors() == ()
     # The publisher has no slot yet: the watch starts the capture that makes it.
     client.unpause("capture__shop", "snapshot__nsw", "snapshot__all")

@@ -63,7 +63,7 @@ def start(at: Stand, publisher: str) -> Iterator[AirflowSides]:
     with SparkServer(at.folder / "spark", token="bench") as spark:
         airflow = Airflow(at.folder / "airflow", _settings(at, file, spark))
         with airflow, airflow.client() as client:
-            wanted = {f"replay__{side}" for side in SIDES}
+            wanted = {*(f"replay__{side}" for side in SIDES), f"capture__{publisher}", f"watch__{publisher}"}
             wait_for(lambda: wanted <= client.dag_ids(), "the DAGs", START_SECONDS)
             yield AirflowSides(at, publisher, client, spark)
 

@@ -37,7 +37,7 @@ from cdc_replay.airflow.params import (
     snapshot_params,
 )
 from cdc_replay.airflow.replay_tasks import add_replay_tasks
-from cdc_replay.airflow.schedules import START, capture_schedule, watch_schedule
+from cdc_replay.airflow.schedules import START, capture_schedule, event_intervals, watch_schedule
 from cdc_replay.airflow.task_arguments import (
     DEFAULT_ARGS,
     FOLLOWING_ARGS,
@@ -120,10 +120,15 @@ class CaptureDag(PipelineDag):
         }
         super().__init__(config, publisher, ("capture", ""), FOLLOWING_ARGS, arguments | kwargs)
         with self:
-            setup = SetupOperator(task_id="setup", publisher=publisher)
-            setup >> CaptureOperator(
-                task_id="capture", publisher=publisher, to_lsn="{{ params.to_lsn or '' }}"
+            on_events = event_intervals() is not None
+            capture = CaptureOperator(
+                task_id="capture",
+                publisher=publisher,
+                to_lsn="{{ params.to_lsn or '' }}",
+                sets_up=on_events,
             )
+            if not on_events:
+                SetupOperator(task_id="setup", publisher=publisher) >> capture
 
 
 class ReplayDag(PipelineDag):

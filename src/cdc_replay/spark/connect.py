@@ -94,12 +94,12 @@ def is_of_session(setting: str) -> bool:
 
 
 def _count_cores(session: RemoteSession) -> int:
-    """The server's default parallelism, which a range without a number of partitions shows."""
+    """The server's default parallelism: as it says, or as the partitions of a range show."""
     configured = session.conf.get("spark.default.parallelism", "") or ""
     if configured.isdigit():
         return int(configured)
-    partitions = session.range(0, 1 << 16).select(F.spark_partition_id().alias("id")).distinct()
-    return max(1, partitions.count())
+    [(last,)] = session.range(0, 1 << 16).agg(F.max(F.spark_partition_id())).collect()
+    return int(last) + 1
 
 
 def _interrupt(session: RemoteSession) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -34,10 +35,22 @@ SETTINGS: Final[dict[str, str]] = {
 """Beside the defaults of every session."""
 
 
+LOCAL: Final = re.compile(r"local\[(\*|\d+)\]")
+
+
 def server_settings(host: str, port: int) -> dict[str, str]:
     """The settings of a server that listens there."""
     listening = {"spark.connect.grpc.binding.address": host, "spark.connect.grpc.binding.port": str(port)}
     return DEFAULTS | SETTINGS | listening
+
+
+def parallelism_of(master: str) -> dict[str, str]:
+    """The number of cores of a local master as a setting: so no session has to find out."""
+    local = LOCAL.fullmatch(master)
+    if local is None:
+        return {}
+    cores = len(os.sched_getaffinity(0)) if local[1] == "*" else int(local[1])
+    return {"spark.default.parallelism": str(cores)}
 
 
 def server_command(master: str, settings: Mapping[str, str]) -> list[str]:
@@ -56,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     own = dict(setting.split("=", 1) for setting in options.conf)
     set_private_umask()
-    command = server_command(options.master, server_settings(options.host, options.port) | own)
+    settings = server_settings(options.host, options.port) | parallelism_of(options.master) | own
+    command = server_command(options.master, settings)
     environment = local_environment() | os.environ
     program = shutil.which(command[0], path=environment.get("PATH"))
     if program is None:

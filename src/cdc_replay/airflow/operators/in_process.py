@@ -95,24 +95,35 @@ class CaptureOperator(CommandOperator):
     :param publisher: name of the publisher in the configuration (templated)
     :param to_lsn: capture up to this LSN; default: the publisher's WAL position at the start (templated)
     :param skip_if_announced: else the task succeeds, so that a replay in the same DAG follows in any case
+    :param sets_up: first do what `SetupOperator` does; another task would take seconds to start
     """
 
     template_fields: Sequence[str] = ("publisher", "to_lsn")
 
     def __init__(
-        self, *, publisher: str, to_lsn: str | None = None, skip_if_announced: bool = True, **kwargs: Any
+        self,
+        *,
+        publisher: str,
+        to_lsn: str | None = None,
+        skip_if_announced: bool = True,
+        sets_up: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.publisher = publisher
         self.to_lsn = to_lsn
         self.skip_if_announced = skip_if_announced
+        self.sets_up = sets_up
         self.asset = assets.change_log(publisher)
         self.inlets = [*self.inlets, self.asset]
         self.outlets = [*self.outlets, self.asset]
 
     def run_command(self, config: Config, context: Context) -> Json:
         from cdc_replay.commands.capture import capture
+        from cdc_replay.commands.setup import setup
 
+        if self.sets_up:
+            setup(config, self.publisher, checks_roles=False)
         captured = capture(
             config,
             self.publisher,
