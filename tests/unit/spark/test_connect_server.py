@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
 from cdc_replay.spark.connect_server import parallelism_of, server_command, server_settings
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_it_listens_where_it_is_told_and_shows_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
