@@ -27,7 +27,7 @@ FROM_LSN: Final = "from_lsn"
 TO_LSN: Final = "to_lsn"
 
 
-def commits(publisher: str, *, least_seconds: float, greatest_seconds: float) -> Asset:
+def commits(publisher: str, *, least_seconds: float = 1.0, greatest_seconds: float = 60.0) -> Asset:
     """What a publisher commits, with the watcher that a triggerer runs."""
     trigger = CommitTrigger(publisher, least_seconds, greatest_seconds)
     return Asset(
