@@ -94,6 +94,7 @@ def _settings(at: Stand, file: Path, spark: SparkServer) -> Settings:
             **spark_environment(),
             "CDC_REPLAY_CONFIG": str(file),
             "CDC_REPLAY_CAPTURE_EVENTS": EVENTS,
+            "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.3",
             "AIRFLOW_CONN_WARM": json.dumps(spark.connection),
             "AIRFLOW_CONN_SUBMIT": json.dumps(submit),
         },
