@@ -129,7 +129,7 @@ class CommitTrigger(BaseEventTrigger):
 
 
 class LagTrigger(BaseEventTrigger):
-    """Fires when a subscription lags behind the change log, twice in a row, and a replay can end it.
+    """Fires when a subscription lags behind the change log, and has made no progress since the last question.
 
     :param publisher: name of the publisher in the configuration
     :param subscriptions: those of its groups whose replay follows the change log
@@ -156,7 +156,7 @@ class LagTrigger(BaseEventTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         ask = sync_to_async(_due_replays, thread_sensitive=False)
-        lagged: frozenset[str] = frozenset()
+        lagged: frozenset[tuple[str, str]] = frozenset()
         while True:
             await asyncio.sleep(self.poll_seconds)
             try:
@@ -165,19 +165,21 @@ class LagTrigger(BaseEventTrigger):
             except Exception as error:  # noqa: BLE001
                 logger.warning("asking again in %s s: %s", self.poll_seconds, error)
                 continue
-            # A replay that has not ended yet is no reason to start another.
-            if remaining := lagging & lagged:
-                yield TriggerEvent({"subscriptions": sorted(remaining)})  # type: ignore[no-untyped-call]
+            # Under steady traffic there is always something that a running replay has not applied yet.
+            if stuck := {name for name, _ in lagging & lagged}:
+                yield TriggerEvent({"subscriptions": sorted(stuck)})  # type: ignore[no-untyped-call]
             lagged = lagging
 
 
-def _due_replays(publisher: str, subscriptions: list[str]) -> frozenset[str]:
+def _due_replays(publisher: str, subscriptions: list[str]) -> frozenset[tuple[str, str]]:
+    """The subscriptions for which a replay is due, each with the time of its oldest missing transaction."""
     from cdc_replay.commands.due_replays import due_replays
 
     try:
-        return frozenset(due_replays(airflow_config(), publisher, subscriptions))
+        due = due_replays(airflow_config(), publisher, subscriptions)
     except ChangeLogMissing:
         return frozenset()
+    return frozenset((name, str(lag.since)) for name, lag in due.items())
 
 
 def _open_watch(publisher: str, least_seconds: float, greatest_seconds: float) -> Any:  # noqa: ANN401 - imported late
