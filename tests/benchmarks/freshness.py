@@ -113,7 +113,10 @@ def _read(at: Stand, side: str, stop: threading.Event) -> list[tuple[int, float]
     """The last row that was visible, and when, each time that it had changed."""
     visible: list[tuple[int, float]] = []
     with at.subscriber_connection(at.names(side)[0]) as connection:
-        while not stop.wait(0.005):
+        is_last = False
+        while not is_last:
+            # Once more after the end: another session may have seen the last row first.
+            is_last = stop.wait(0.005)
             row = connection.execute("select coalesce(max(id), 0) from t").fetchone()
             assert row is not None
             if not visible or row[0] > visible[-1][0]:
