@@ -23,7 +23,7 @@ from embedded.spark_server import SparkServer
 WARM: Final = "airflow_warm"
 SUBMIT: Final = "airflow_submit"
 SIDES: Final = (WARM, SUBMIT)
-EVENTS: Final = "1-60"
+EVENTS: Final = "4-60"
 START_SECONDS: Final = 120
 
 
