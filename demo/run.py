@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -32,9 +34,10 @@ from cdc_replay.commands.status import status
 from cdc_replay.config import Config, load_config
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.private_files import set_private_umask
-from embedded.airflow import USER, Airflow, Client, Run, Settings, wait_for
+from embedded.airflow import PARTS, USER, Airflow, Client, Run, Settings, wait_for
 from embedded.java import spark_environment
 from embedded.postgres import Cluster
+from embedded.spark_server import SparkServer
 from traffic import DateRange, TrafficStats, load_history, play
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -50,7 +53,9 @@ SUBSCRIPTIONS: Final[dict[str, list[str]]] = {
 }
 MOST_DAYS: Final = 300
 SECONDS_PER_DAY: Final = 25
-CAPTURE_EVERY_SECONDS: Final = 10
+EVENT_SECONDS: Final = "5-60"
+"""A capture follows a commit, but not sooner than five seconds after another."""
+SPARK: Final = "spark_connect_default"
 
 _TOTALS: Final = """
     select coalesce(sum((result ->> 'changes_read')::bigint), 0),
@@ -124,15 +129,18 @@ def start_demo(timer: StageTimer, period: DateRange) -> Iterator[Demo]:
             with psycopg.connect(publisher.dsn("airports"), autocommit=True) as connection:
                 count = load_history(connection, period)
             console.print(f"  {count} departures of the week before, all airlines, airports and planes")
-        environment = write_configuration(publisher, subscriber)
+        with timer.stage("Spark Connect: a server for all tasks"):
+            spark = stack.enter_context(SparkServer(FOLDER / "spark", token=secrets.token_urlsafe(16)))
+        environment = write_configuration(publisher, subscriber, spark)
         os.environ.update(environment)
         with timer.stage("grants of `setup --dry-run`, for roles that own nothing"):
             run_grant_scripts(publisher, subscriber)
-        with timer.stage("Airflow: api-server, scheduler, dag-processor"):
+        with timer.stage("Airflow: api-server, scheduler, dag-processor, triggerer"):
             settings = Settings(
                 dags=ROOT / "dags",
                 plugins=ROOT / "plugins",
                 environment=environment,
+                parts=tuple(PARTS),
                 database=metadata.dsn("airflow").replace("postgresql:", "postgresql+psycopg:"),
             )
             airflow = stack.enter_context(Airflow(FOLDER / "airflow", settings))
@@ -173,7 +181,7 @@ def run_grant_scripts(publisher: Cluster, subscriber: Cluster) -> None:
                 connection.execute(statement.encode())
 
 
-def write_configuration(publisher: Cluster, subscriber: Cluster) -> dict[str, str]:
+def write_configuration(publisher: Cluster, subscriber: Cluster, spark: SparkServer) -> dict[str, str]:
     """Write the configuration; returns the environment of Airflow, with the file and the connections."""
     file = FOLDER / "cdc_replay.yaml"
     content = {
@@ -182,6 +190,7 @@ def write_configuration(publisher: Cluster, subscriber: Cluster) -> dict[str, st
             name: {"publisher": PUBLISHER, "publications": publications, "conn_id": name}
             for name, publications in SUBSCRIPTIONS.items()
         },
+        "groups": {PUBLISHER: {"spark_conn_id": SPARK}},
     }
     file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     connections = {"AIRFLOW_CONN_AIRPORTS": publisher.dsn("airports", CAPTURE)}
@@ -189,11 +198,10 @@ def write_configuration(publisher: Cluster, subscriber: Cluster) -> dict[str, st
     return {
         **spark_environment(),
         **{name: dsn.replace("postgresql:", "postgres:") for name, dsn in connections.items()},
-        "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[2]",'
-        ' "extra": {"spark-binary": "spark-submit", "deploy-mode": "client"}}',
+        f"AIRFLOW_CONN_{SPARK.upper()}": json.dumps(spark.connection),
         "CDC_REPLAY_CONFIG": str(file),
         "CDC_REPLAY_EXPECTATIONS": str(FOLDER / "expectations"),
-        "CDC_REPLAY_CAPTURE_SCHEDULE": str(CAPTURE_EVERY_SECONDS),
+        "CDC_REPLAY_CAPTURE_EVENTS": EVENT_SECONDS,
         "GX_ANALYTICS_ENABLED": "false",
     }
 

@@ -140,7 +140,7 @@ class Group(_Strict):
     schedule: str | None = None
     """Airflow schedule of the group's replay DAG; default: on new changes"""
     spark_conn_id: str = "spark_default"
-    """Airflow's Spark connection"""
+    """Airflow's Spark connection, of type `spark` or `spark_connect`"""
     pool: Pool | None = None
     """Airflow pool of the tasks that work on the group's subscribers, see [pools](airflow.md#pools); default:
     `default_pool`"""

@@ -112,6 +112,8 @@ BOUNDS: Final[Sequence[Bound]] = (
     Bound("copy_*", WARM, to_native("warm"), 1.0),
     Bound("empty_window", "warm, seconds", seconds("warm"), 0.3, is_always_judged=True),
     Bound("freshness", "follow, 95 % visible, seconds", seconds("follow"), 1.0),
+    Bound("freshness", "Airflow with a warm Spark, 95 % visible, seconds", seconds("airflow_warm"), 8.0),
+    Bound("freshness", "Airflow with spark-submit, 95 % visible, seconds", seconds("airflow_submit"), 20.0),
     Bound("growth_1e7", "memory of cold, GiB", memory_gib("cold"), 3.0),
     Bound("growth_1e7", "memory of warm, GiB", memory_gib("warm"), 3.0),
 )

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from benchmarks import airflow_side
 from benchmarks.memory import cpu_seconds
 from benchmarks.programs import Session, environment
 from benchmarks.stand import Stand, stand, wait_for
@@ -34,13 +35,18 @@ IDLE: Final = "idle CPU, s/min"
 _WIDTH: Final = 700
 _HEIGHT: Final = 320
 _MARGIN: Final = 50
-_COLORS: Final[Mapping[str, str]] = {NATIVE: "#336791", FOLLOW: "#e25a1c"}
+_COLORS: Final[Mapping[str, str]] = {
+    NATIVE: "#336791",
+    FOLLOW: "#e25a1c",
+    airflow_side.WARM: "#017cee",
+    airflow_side.SUBMIT: "#7a7a7a",
+}
 
 
 def measure_sides(seconds: float) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
     """By side the percentiles of commit to visible, in seconds, and the idle cost; the tables that differ."""
     with stand((("p",),)) as at:
-        at.create_databases(PUBLISHED, TABLE, [NATIVE, FOLLOW])
+        at.create_databases(PUBLISHED, TABLE, [NATIVE, FOLLOW, *airflow_side.SIDES])
         with Session(at.folder, at.servers) as session:
             at.set_up([FOLLOW], session.run)
         at.subscribe_natively()
@@ -48,9 +54,16 @@ def measure_sides(seconds: float) -> tuple[dict[str, dict[str, float]], tuple[st
         at.pause_natives()
         with _following(at) as process:
             sides[FOLLOW] = _observe(at, FOLLOW, seconds, process.pid)
+        with airflow_side.start(at, FOLLOW) as airflow:
+            for side in airflow_side.SIDES:
+                with airflow.running(side):
+                    sides[side] = _observe(at, side, seconds, os.getpid())
         at.switch_natives("enable")
         _wait_for_row(at, NATIVE, _last_row(at))
-        return sides, tuple(at.differences([FOLLOW]))
+        airflow_side.sync_all(at)
+        with Session(at.folder, at.servers) as session:
+            session.run(at.line("sync", *at.names(FOLLOW)))
+        return sides, tuple(at.differences([FOLLOW, *airflow_side.SIDES]))
 
 
 @contextlib.contextmanager
@@ -100,7 +113,10 @@ def _read(at: Stand, side: str, stop: threading.Event) -> list[tuple[int, float]
     """The last row that was visible, and when, each time that it had changed."""
     visible: list[tuple[int, float]] = []
     with at.subscriber_connection(at.names(side)[0]) as connection:
-        while not stop.wait(0.005):
+        is_last = False
+        while not is_last:
+            # Once more after the end: another session may have seen the last row first.
+            is_last = stop.wait(0.005)
             row = connection.execute("select coalesce(max(id), 0) from t").fetchone()
             assert row is not None
             if not visible or row[0] > visible[-1][0]:

@@ -46,9 +46,9 @@ def test_a_small_backlog_is_drained_by_all_and_their_tables_are_equal(tmp_path: 
 
 
 @pytest.mark.slow
-def test_freshness_of_a_native_and_of_a_following_subscription_is_measured(tmp_path: Path) -> None:
+def test_freshness_of_a_native_subscription_and_of_all_ways_of_ours_is_measured(tmp_path: Path) -> None:
     [measured] = bench(tmp_path, "freshness", "--quick")["workloads"]
-    assert set(measured["runs"]) == {"native", "follow"}
+    assert set(measured["runs"]) == {"native", "follow", "airflow_warm", "airflow_submit"}
     for values in measured["details"].values():
         assert 0 < values["p50"] <= values["p95"] <= values["max"]
     assert ET.parse(tmp_path / "freshness.svg").getroot().tag.endswith("svg")

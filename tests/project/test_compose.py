@@ -74,7 +74,7 @@ def test_it_follows_the_compose_specification() -> None:
 def test_all_parts_are_there(compose: dict[str, Any]) -> None:
     assert set(compose["services"]) == {
         "publisher", "subscriber", "airflow-db", "airflow-init", "airflow-api-server", "airflow-scheduler",
-        "airflow-dag-processor", "airflow-triggerer", "spark-master", "spark-worker",
+        "airflow-dag-processor", "airflow-triggerer", "spark-connect", "spark-master", "spark-worker",
     }  # fmt: skip
 
 

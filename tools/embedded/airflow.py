@@ -169,6 +169,16 @@ class Airflow:
                 os.kill(pid, signal.SIGKILL)
         self._parts.clear()
 
+    def kill_part(self, part: str) -> None:
+        """Kill a part with its children, as a lack of memory does."""
+        process = self._parts.pop(part)
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def start_part(self, part: str) -> None:
+        """Start a part that was killed."""
+        self._launch(part, PARTS[part])
+
     def client(self) -> Client:
         """A client that is logged in; a context, as it keeps connections open."""
         return Client(self.url, USER, self.password)

@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from cdc_replay.airflow.assets import change_log, subscription
+    from cdc_replay.airflow.assets import change_log, commits, subscription
     from cdc_replay.airflow.dags import (
         BackfillDag,
         CaptureDag,
@@ -73,13 +73,14 @@ __all__ = [
     "WatchDag",
     "WatchOperator",
     "change_log",
+    "commits",
     "followed_groups",
     "load_config",
     "subscription",
 ]
 
 _MODULES: Final = {
-    "cdc_replay.airflow.assets": ("change_log", "subscription"),
+    "cdc_replay.airflow.assets": ("change_log", "commits", "subscription"),
     "cdc_replay.airflow.dags": (
         "BackfillDag", "CaptureDag", "RefreshDag", "ReplayDag", "ResumeDag", "SnapshotDag", "ValidateDag",
         "WatchDag", "followed_groups",

@@ -1,5 +1,7 @@
 """The assets that connect the DAGs, and the content of their events.
 
+    commits of the publisher  ──▶  capture__<publisher>          (only if captures follow events)
+    lag of the publisher  ──▶  watch__<publisher>                (likewise)
     capture__<publisher>  ──▶  change log of the publisher  ──▶  replay__<group>
     replay__<group>, snapshot__…, refresh__…, backfill__…  ──▶  subscription  ──▶  validate__<subscription>
 
@@ -13,11 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import Final
 
-from airflow.sdk import Asset, Context
+from airflow.sdk import Asset, AssetWatcher, Context
 from airflow.sdk.exceptions import AirflowRuntimeError
 
+from cdc_replay.airflow.triggers import CommitTrigger, LagTrigger
 from cdc_replay.errors import InvalidLsn
 from cdc_replay.model.lsn import Lsn
 
@@ -25,6 +29,26 @@ logger = logging.getLogger(__name__)
 
 FROM_LSN: Final = "from_lsn"
 TO_LSN: Final = "to_lsn"
+
+
+def commits(publisher: str, *, least_seconds: float = 1.0, greatest_seconds: float = 60.0) -> Asset:
+    """What a publisher commits, with the watcher that a triggerer runs."""
+    trigger = CommitTrigger(publisher, least_seconds, greatest_seconds)
+    return Asset(
+        name=f"commits of {publisher}",
+        uri=f"cdc-replay://commits/{publisher}",
+        watchers=[AssetWatcher(name=f"commits of {publisher}", trigger=trigger)],
+    )
+
+
+def lag(publisher: str, subscriptions: Sequence[str], poll_seconds: float) -> Asset:
+    """Subscriptions that stay behind the change log, with the watcher that a triggerer runs."""
+    trigger = LagTrigger(publisher, list(subscriptions), poll_seconds)
+    return Asset(
+        name=f"lag of {publisher}",
+        uri=f"cdc-replay://lag/{publisher}",
+        watchers=[AssetWatcher(name=f"lag of {publisher}", trigger=trigger)],
+    )
 
 
 def change_log(publisher: str) -> Asset:

@@ -38,7 +38,7 @@ from cdc_replay.airflow.params import (
     validate_params,
 )
 from cdc_replay.airflow.replay_tasks import add_replay_tasks
-from cdc_replay.airflow.schedules import START, capture_schedule, watch_schedule
+from cdc_replay.airflow.schedules import START, capture_schedule, event_intervals, watch_schedule
 from cdc_replay.airflow.task_arguments import (
     DEFAULT_ARGS,
     FOLLOWING_ARGS,
@@ -117,16 +117,21 @@ class CaptureDag(PipelineDag):
             "dag_id": capture_dag(publisher),
             "description": f"Slot of {publisher} → change log",
             "doc_md": publisher_doc(text, config.publisher(publisher)),
-            "schedule": capture_schedule(),
+            "schedule": capture_schedule(publisher),
             "params": capture_params(),
         }
         task_arguments = FOLLOWING_ARGS | in_pool(config.publisher(publisher).pool)
         super().__init__(config, publisher, ("capture", ""), task_arguments, arguments | kwargs)
         with self:
-            setup = SetupOperator(task_id="setup", publisher=publisher)
-            setup >> CaptureOperator(
-                task_id="capture", publisher=publisher, to_lsn="{{ params.to_lsn or '' }}"
+            on_events = event_intervals() is not None
+            capture = CaptureOperator(
+                task_id="capture",
+                publisher=publisher,
+                to_lsn="{{ params.to_lsn or '' }}",
+                sets_up=on_events,
             )
+            if not on_events:
+                SetupOperator(task_id="setup", publisher=publisher) >> capture
 
 
 class ReplayDag(PipelineDag):
@@ -370,7 +375,7 @@ class WatchDag(PipelineDag):
             "dag_id": f"watch__{publisher}",
             "description": f"Lagging subscriptions of {publisher} → replay",
             "doc_md": publisher_doc(text, config.publisher(publisher)),
-            "schedule": watch_schedule(),
+            "schedule": watch_schedule(publisher, [name for group in groups for name in group.subscriptions]),
             "is_paused_upon_creation": False,
         }
         super().__init__(config, publisher, ("watch", ""), WATCH_ARGS, arguments | kwargs)

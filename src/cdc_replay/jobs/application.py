@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from cdc_replay.errors import CdcReplayError
@@ -19,6 +19,14 @@ from cdc_replay.spark.session import running_application
 from cdc_replay.termination import end_on_sigterm, end_with_parent
 
 AnyResult = TypeVar("AnyResult", bound=Result)
+
+
+def parse_arguments(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """The arguments, default those of this process, with those that all applications have."""
+    parser.add_argument("--config")
+    return parser.parse_args(arguments)
 
 
 def run(
@@ -34,9 +42,8 @@ def run(
     end_with_parent()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("cdc_replay").setLevel(logging.INFO)
-    parser.add_argument("--config")
     with errors_as_exit_codes(), _errors_as_outcome():
-        results = command(parser.parse_args())
+        results = command(parse_arguments(parser))
         for result in results:
             sys.stdout.write(f"{json.dumps(result.to_dict())}\n")
         write_outcome(JobOutcome([result.to_dict() for result in results], application=running_application()))

@@ -17,8 +17,8 @@ from cdc_replay.postgres.environment_connection import connection_from_environme
 from cdc_replay.terminal.progress import ProgressLog
 
 
-def main() -> None:
-    """Run the application with the arguments of this process."""
+def build_parser() -> argparse.ArgumentParser:
+    """The arguments of the application."""
     parser = argparse.ArgumentParser(description="Apply a past range of the change log again")
     parser.add_argument("subscription")
     parser.add_argument("--from", required=True, dest="start", metavar="LSN|TIMESTAMP")
@@ -26,25 +26,35 @@ def main() -> None:
     parser.add_argument("--table", action="append", default=[], dest="tables", metavar="SCHEMA.TABLE")
     parser.add_argument("--into-conn-id")
     parser.add_argument("--dry-run", action="store_true")
+    return parser
 
-    def command(arguments: argparse.Namespace) -> tuple[BackfillResult, ...]:
-        conn_id, config = arguments.into_conn_id, load_config(arguments.config)
-        into = connection_from_environment(conn_id) if conn_id else None
-        subscription, start, end = arguments.subscription, arguments.start, arguments.end
-        return (
-            backfill(
-                config,
-                subscription,
-                start,
-                end,
-                tables=[QualifiedName.parse(table) for table in arguments.tables],
-                into=into,
-                dry_run=arguments.dry_run,
-                report=ProgressLog(),
-            ),
-        )
 
-    run(parser, command)
+def command(arguments: argparse.Namespace) -> tuple[BackfillResult, ...]:
+    """Run the command of these arguments.
+
+    Raises:
+        CdcReplayError: as the command.
+    """
+    conn_id, config = arguments.into_conn_id, load_config(arguments.config)
+    into = connection_from_environment(conn_id) if conn_id else None
+    subscription, start, end = arguments.subscription, arguments.start, arguments.end
+    return (
+        backfill(
+            config,
+            subscription,
+            start,
+            end,
+            tables=[QualifiedName.parse(table) for table in arguments.tables],
+            into=into,
+            dry_run=arguments.dry_run,
+            report=ProgressLog(),
+        ),
+    )
+
+
+def main() -> None:
+    """Run the application with the arguments of this process."""
+    run(build_parser(), command)
 
 
 if __name__ == "__main__":

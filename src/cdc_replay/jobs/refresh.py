@@ -11,26 +11,36 @@ from cdc_replay.model.results import RefreshResult
 from cdc_replay.terminal.progress import ProgressLog
 
 
-def main() -> None:
-    """Run the application with the arguments of this process."""
+def build_parser() -> argparse.ArgumentParser:
+    """The arguments of the application."""
     parser = argparse.ArgumentParser(description="Read the publications of a subscription again")
     parser.add_argument("subscription")
     parser.add_argument("--reconcile", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
+    return parser
 
-    def command(arguments: argparse.Namespace) -> tuple[RefreshResult, ...]:
-        config, options = load_config(arguments.config), arguments
-        return (
-            refresh(
-                config,
-                options.subscription,
-                reconcile=options.reconcile,
-                dry_run=options.dry_run,
-                report=ProgressLog(),
-            ),
-        )
 
-    run(parser, command)
+def command(arguments: argparse.Namespace) -> tuple[RefreshResult, ...]:
+    """Run the command of these arguments.
+
+    Raises:
+        CdcReplayError: as the command.
+    """
+    config, options = load_config(arguments.config), arguments
+    return (
+        refresh(
+            config,
+            options.subscription,
+            reconcile=options.reconcile,
+            dry_run=options.dry_run,
+            report=ProgressLog(),
+        ),
+    )
+
+
+def main() -> None:
+    """Run the application with the arguments of this process."""
+    run(build_parser(), command)
 
 
 if __name__ == "__main__":

@@ -19,17 +19,27 @@ from cdc_replay.spark.exit_codes import ExitCode
 from cdc_replay.terminal.progress import ProgressLog
 
 
-def main() -> None:
-    """Run the application with the arguments of this process."""
+def build_parser() -> argparse.ArgumentParser:
+    """The arguments of the application."""
     parser = argparse.ArgumentParser(description="Apply the change log to subscriptions of one publisher")
     parser.add_argument("subscriptions", nargs="+")
     parser.add_argument("--to-lsn", type=Lsn.parse)
+    return parser
 
-    def command(arguments: argparse.Namespace) -> tuple[ReplayResult, ...]:
-        config, upto = load_config(arguments.config), arguments.to_lsn
-        return replay(config, arguments.subscriptions, to_lsn=upto, report=ProgressLog())
 
-    results = run(parser, command)
+def command(arguments: argparse.Namespace) -> tuple[ReplayResult, ...]:
+    """Run the command of these arguments.
+
+    Raises:
+        CdcReplayError: as the command.
+    """
+    config, upto = load_config(arguments.config), arguments.to_lsn
+    return replay(config, arguments.subscriptions, to_lsn=upto, report=ProgressLog())
+
+
+def main() -> None:
+    """Run the application with the arguments of this process."""
+    results = run(build_parser(), command)
     if any(result.retry is Retry.LATER for result in results):
         sys.exit(ExitCode.LATER)
 

@@ -50,6 +50,11 @@ PEEK: Final = sql.SQL(
     "{slot}, {upto_lsn}, {upto_nchanges}, variadic {options})) to stdout (format binary)"
 )
 
+HAS_CHANGES: Final = sql.SQL(
+    "select exists (select from pg_catalog.pg_logical_slot_peek_binary_changes("
+    "{slot}, {upto_lsn}, 1, variadic {options}))"
+)
+
 DECODING_MEMORY: Final = "256MB"
 """Of a session that peeks, while it decodes; PostgreSQL's default is 64 MB."""
 
@@ -174,6 +179,27 @@ def _peek(
     ):
         yield _NOTHING
         yield from _batches(copy)
+
+
+def has_changes(connection: Connection, options: PeekOptions, *, upto_lsn: Lsn) -> bool:
+    """Whether a peek up to `upto_lsn` would have a message; no message is sent.
+
+    The server decodes up to the end of the first transaction that has one.
+
+    Raises:
+        SlotMissing, SlotActive, SlotLost, PublicationMissing, MissingPrivilege: as `peek`.
+    """
+    statement = HAS_CHANGES.format(
+        slot=sql.Literal(options.slot),
+        upto_lsn=sql.Literal(str(upto_lsn)),
+        options=sql.Literal(list(options.arguments)),
+    )
+    with (
+        slot_errors(f'cannot read replication slot "{options.slot}"'),
+        _warnings_as_errors(connection),
+    ):
+        row = connection.execute(statement).fetchone()
+    return row is not None and bool(row[0])
 
 
 def _batches(copy: psycopg.Copy) -> Iterator[RawMessages]:

@@ -18,7 +18,7 @@ from cdc_replay.replay.window_job import RoutingGroup, WindowJob
 from cdc_replay.replay.window_plan import WindowPlan
 from cdc_replay.spark.errors import SparkJobFailed, translated_spark_errors
 from cdc_replay.spark.progress import report_tasks
-from cdc_replay.spark.session import spark_session, tune_for
+from cdc_replay.spark.session import count_cores, spark_session, tune_for
 
 PlannedSession: TypeAlias = tuple[WindowPlan, ApplySession]
 
@@ -68,7 +68,7 @@ def stage_windows(
 def window_job(change_log: ChangeLog, window: Window, publisher_dsn: str) -> WindowJob:
     """The job of a window of the log, with Spark tuned for it."""
     spark = spark_session("cdc-replay")
-    reader = log_reader(change_log, window, cores=spark.sparkContext.defaultParallelism)
+    reader = log_reader(change_log, window, cores=count_cores(spark))
     tune_for(spark, reader.rows)
     return WindowJob(spark, reader, publisher_dsn)
 

@@ -47,7 +47,7 @@ from cdc_replay.replay.entered_values import EnteredValues, ResolvedEntries
 from cdc_replay.replay.route.group_router import GroupRouter
 from cdc_replay.replay.route.route_index import DecodedChanges, RouteIndex
 from cdc_replay.replay.route.routes import Routes
-from cdc_replay.spark.session import SMALL_WINDOW_ROWS
+from cdc_replay.spark.session import SMALL_WINDOW_ROWS, count_cores
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -139,7 +139,7 @@ class WindowJob:
     def _fold_deferred(self, deferred: Mapping[int, _DeferredGroup]) -> dict[int, list[Row]]:
         if not deferred:
             return {}
-        fold = _DeferredFold.divide(deferred.values(), cores=self.session.sparkContext.defaultParallelism)
+        fold = _DeferredFold.divide(deferred.values(), cores=count_cores(self.session))
         return _rows_by_group(fold.job(self.session), list(deferred))
 
     def _job(self, rounds: Sequence[_GroupRound]) -> DataFrame:
@@ -170,7 +170,7 @@ class WindowJob:
         A task costs as much as thousands of changes, plus a connection for each subscription of its group,
         with a COPY for each target. With many of these, no core gets more tasks than necessary.
         """
-        cores = self.session.sparkContext.defaultParallelism
+        cores = count_cores(self.session)
         tasks = max(-(-cores // groups), -(-max(parts, 2 * cores) // subscriptions))
         if subscriptions > groups:
             tasks = max(tasks, -(-parts // _MAX_PARTS_PER_TASK))
@@ -182,7 +182,7 @@ class WindowJob:
             size_bytes += self.entries.size_bytes
         if rows < SMALL_WINDOW_ROWS and size_bytes < BYTES_PER_PART:
             return 1
-        cores = self.session.sparkContext.defaultParallelism
+        cores = count_cores(self.session)
         return max(cores, -(-rows // ROWS_PER_PART), -(-size_bytes // BYTES_PER_PART))
 
     def _assign_partitions(self, groups: Sequence[Routes]) -> list[PartitionAssignment]:

@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
 
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.failpoints import failpoint
@@ -39,6 +41,7 @@ from cdc_replay.snapshot.copy_chunk import (
     ChunkCopy,
     ChunkResult,
     CopiedChunk,
+    CopySettings,
     FailedChunk,
     accepts_staged_rows,
     copy_chunks,
@@ -50,6 +53,7 @@ from cdc_replay.snapshot.planning import SnapshotRequest, TablePlan, plan_tables
 from cdc_replay.snapshot.progress import report_progress_while
 from cdc_replay.snapshot.resume import touched_keys
 from cdc_replay.snapshot.staging import Overlay, move_staged
+from cdc_replay.spark.session import count_cores
 from cdc_replay.subscriber.as_owner import act_on
 from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.subscription_tables import set_table_state
@@ -139,6 +143,20 @@ def tasks(chunks: Sequence[ChunkCopy], readers: int | None) -> list[tuple[ChunkC
     return [tuple(group) for group in groups]
 
 
+@dataclass(frozen=True, slots=True)
+class _CopyTask:
+    """Copies the chunks of each task whose number it gets; picklable."""
+
+    settings: CopySettings
+    groups: tuple[tuple[ChunkCopy, ...], ...]
+
+    def run(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in tasks:
+            for task_id in batch.column("id").to_pylist():
+                for result in copy_chunks(self.settings, self.groups[task_id]):
+                    yield pa.RecordBatch.from_pydict({"result": [pickle.dumps(result)]})
+
+
 class _Run:
     def __init__(
         self,
@@ -159,11 +177,12 @@ class _Run:
         if not chunks:
             return
         groups = tasks(chunks, self._request.readers)
-        context = self._spark.sparkContext
-        settings = self._request.settings(min(len(groups), context.defaultParallelism))
+        settings = self._request.settings(min(len(groups), count_cores(self._spark)))
         with report_progress_while(settings, self._plans, report):
-            job = context.parallelize(groups, len(groups)).flatMap(partial(copy_chunks, settings))
-            results: list[ChunkResult] = job.collect()
+            ids = self._spark.range(0, len(groups), numPartitions=len(groups))
+            rows = ids.mapInArrow(_CopyTask(settings, tuple(groups)).run, "result binary").collect()
+        # Pickled by our own tasks, like all results of Spark jobs.
+        results: Iterator[ChunkResult] = (pickle.loads(bytes(row["result"])) for row in rows)  # noqa: S301
         for result in results:
             if isinstance(result, FailedChunk):
                 self._errors[result.table] = result.error
@@ -179,7 +198,7 @@ class _Run:
                 or planned.table.name in self._errors
             ):
                 continue
-            tasks = self._request.readers or self._spark.sparkContext.defaultParallelism
+            tasks = self._request.readers or count_cores(self._spark)
             settings = self._request.settings(tasks)
             changed = ChangedRows.from_plan(settings, planned, planned.fingerprint.key)
             keys = touched_keys(planned.changes_since, planned.synced, planned.fingerprint.key_columns)

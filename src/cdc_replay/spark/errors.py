@@ -3,8 +3,9 @@
 An exception of an executor reaches the driver as text, without its type and cause. Our errors print their
 class name, detail and hint, so the driver can raise them again.
 
-When the JVM dies, the pending call fails without a cause, and later calls cannot connect. Socket errors of
-servers and stores do not get here: they have error classes of their own.
+When the JVM dies, the pending call fails without a cause, and later calls cannot connect. A Spark Connect
+server that has gone is unavailable to gRPC; one that was started again does not know the session. Socket
+errors of servers and stores do not get here: they have error classes of their own.
 """
 
 from __future__ import annotations
@@ -49,6 +50,30 @@ class SparkEnded(SparkJobFailed):
         )
 
 
+class SparkServerUnavailable(SparkJobFailed):
+    """The Spark Connect server does not answer, or was started again."""
+
+    def __init__(self, action: str) -> None:
+        super().__init__(
+            f"the Spark Connect server is unavailable: {action} was not completed",
+            detail="It does not answer, or was started again, which ends its sessions.",
+            hint="Start it (docs/how-to/warm-spark.md), check host and port of the connection, and whether it"
+            " ended for lack of memory. Then run the command again: uncommitted work is repeated.",
+        )
+
+
+class SparkServerRefused(SparkJobFailed):
+    """The Spark Connect server does not accept the connection's token."""
+
+    retry = Retry.NEVER
+
+    def __init__(self, action: str) -> None:
+        super().__init__(
+            f"the Spark Connect server refused the connection: {action} was not completed",
+            hint="The connection's password must be the server's token (docs/security.md).",
+        )
+
+
 @contextlib.contextmanager
 def translated_spark_errors(action: str) -> Iterator[None]:
     """Raise the executor's own error; `action` names the job in errors that are not ours.
@@ -59,7 +84,21 @@ def translated_spark_errors(action: str) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError, ConnectionError, EOFError) as error:
+        if isinstance(error, PySparkException) and (of_server := _of_server(error, action)) is not None:
+            raise of_server from error
         raise SparkEnded(action) if _has_ended(error) else _translate(action, str(error)) from error
+
+
+def _of_server(error: PySparkException, action: str) -> SparkJobFailed | None:
+    """What a Spark Connect client reports about its server, rather than about a job."""
+    # Its exceptions import gRPC, which other sessions do not need.
+    status = getattr(error, "getGrpcStatusCode", None)
+    name = "" if status is None else getattr(status(), "name", "")
+    if name == "UNAUTHENTICATED":
+        return SparkServerRefused(action)
+    if name == "UNAVAILABLE" or (error.getCondition() or "").startswith("INVALID_HANDLE."):
+        return SparkServerUnavailable(action)
+    return None
 
 
 def _has_ended(error: Exception) -> bool:

@@ -1,6 +1,7 @@
-"""The one place that builds a Spark session.
+"""The one place that gives out a Spark session.
 
-Under `spark-submit` the master and the resources come from the connection; elsewhere the session is local.
+Under `spark-submit` the master and the resources come from the connection; inside of `connect.connected_to`
+the session is one of a running server; elsewhere it is local.
 Jobs stream Arrow batches between the JVM and Python and cache no tables, so the defaults are small.
 """
 
@@ -11,7 +12,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
@@ -19,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from cdc_replay.spark.errors import SparkEnded
 from cdc_replay.spark.java import JVM_OPTIONS, local_environment
+from cdc_replay.spark.server_session import current_server_session
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,9 @@ DEFAULTS: Final[dict[str, str]] = {
 }
 """Defaults of a session; `spark-submit` and the caller override them."""
 
+SESSION_DEFAULTS: Final = {key: value for key, value in DEFAULTS.items() if key.startswith("spark.sql.")}
+"""Those of them that a session of a server can have."""
+
 LOGGERS_OF_FAILURES: Final = (
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
@@ -62,8 +67,11 @@ ROWS_PER_PARTITION: Final = 500_000
 def spark_session(name: str, *, conf: dict[str, str] | None = None) -> SparkSession:
     """The process's session, made if there is none; `conf` overrides the defaults.
 
-    Settings that come from `spark-submit` win over the defaults, never over `conf`.
+    Settings that come from `spark-submit` win over the defaults, never over `conf`. A server's session has
+    its settings already.
     """
+    if (server := current_server_session()) is not None:
+        return cast("SparkSession", server.session)
     if (active := SparkSession.getActiveSession()) is not None:
         return active
     builder = SparkSession.builder.appName(name)
@@ -112,6 +120,13 @@ def check_jvm_runs(action: str) -> None:
         raise SparkEnded(action)
 
 
+def count_cores(session: SparkSession) -> int:
+    """The number of tasks that run at once."""
+    if (server := current_server_session()) is not None:
+        return server.cores
+    return session.sparkContext.defaultParallelism
+
+
 def tune_for(session: SparkSession, rows: int) -> None:
     """Set the options that depend on the size of the next window.
 
@@ -120,7 +135,7 @@ def tune_for(session: SparkSession, rows: int) -> None:
     is_small = rows < SMALL_WINDOW_ROWS
     session.conf.set("spark.sql.codegen.wholeStage", str(not is_small).lower())
     session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN" if is_small else "FALLBACK")
-    cores = session.sparkContext.defaultParallelism
+    cores = count_cores(session)
     partitions = 1 if is_small else max(2 * cores, rows // ROWS_PER_PARTITION)
     session.conf.set("spark.sql.shuffle.partitions", str(partitions))
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from grpc import StatusCode
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
 from cdc_replay.errors import Retry, TargetMismatch
-from cdc_replay.spark.errors import SparkEnded, SparkJobFailed, translated_spark_errors
+from cdc_replay.spark.errors import (
+    SparkEnded,
+    SparkJobFailed,
+    SparkServerRefused,
+    SparkServerUnavailable,
+    translated_spark_errors,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,3 +56,37 @@ def test_our_error_is_raised_again() -> None:
     text = "job failed\ncdc_replay.errors.TargetMismatch: no column\nHINT: add it\n\n\tat org.apache"
     with pytest.raises(TargetMismatch, match="no column"), translated_spark_errors("replay"):
         raise PySparkException(text)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "retry"),
+    [
+        (
+            SparkConnectGrpcException("refused", grpc_status_code=StatusCode.UNAVAILABLE),
+            SparkServerUnavailable,
+            Retry.LATER,
+        ),
+        (
+            # A server that was started again.
+            SparkConnectGrpcException(
+                "gone", errorClass="INVALID_HANDLE.SESSION_NOT_FOUND", messageParameters={"handle": "1"}
+            ),
+            SparkServerUnavailable,
+            Retry.LATER,
+        ),
+        (
+            SparkConnectGrpcException("token", grpc_status_code=StatusCode.UNAUTHENTICATED),
+            SparkServerRefused,
+            Retry.NEVER,
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_server_is_no_failed_job(
+    error: Exception, expected: type[SparkJobFailed], retry: Retry
+) -> None:
+    with (
+        pytest.raises(expected, match="replay was not completed") as raised,
+        translated_spark_errors("replay"),
+    ):
+        raise error
+    assert raised.value.retry is retry

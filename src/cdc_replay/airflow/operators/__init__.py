@@ -4,6 +4,7 @@
 |--------------|----------------------------------------------------------------------------------------|
 | `in_process` | light commands, in the task's own process: setup, capture, watch, validate             |
 | `spark`      | Spark applications, `cdc_replay.jobs`, on the group's Spark connection                  |
+| `warm_spark` | the same in the task's own process, on a running Spark Connect server                  |
 | `report`     | the result of a replay for one subscription                                            |
 | `failures`   | which errors are retried, and what the task's exception says                           |
 

@@ -36,7 +36,20 @@ if TYPE_CHECKING:
 SETTLE_SECONDS: Final = 5
 """How long Airflow may take to create the replay run of a capture that has just ended."""
 
+WATCH_PATIENCE_SECONDS: Final = 5
+"""How long a capture waits for the slot, which a `CommitTrigger` may be reading."""
+
 Json = dict[str, Any]
+
+
+def end_unless_timed_out() -> None:
+    """End a command that runs in the task's own process; for `on_kill`.
+
+    Airflow calls that on SIGTERM, and does not end the task itself; and after its own timeout, when there is
+    nothing left to end.
+    """
+    if not isinstance(sys.exc_info()[1], AirflowTaskTimeout):
+        end_now()
 
 
 class CommandOperator(BaseOperator):
@@ -62,10 +75,7 @@ class CommandOperator(BaseOperator):
             return self.run_command(airflow_config(), context)
 
     def on_kill(self) -> None:
-        # Airflow calls this on SIGTERM, and does not end the task itself; and after its own timeout, when
-        # there is nothing left to end.
-        if not isinstance(sys.exc_info()[1], AirflowTaskTimeout):
-            end_now()
+        end_unless_timed_out()
 
 
 class SetupOperator(CommandOperator):
@@ -96,26 +106,42 @@ class CaptureOperator(TellsLineage, CommandOperator):
     :param publisher: name of the publisher in the configuration (templated)
     :param to_lsn: capture up to this LSN; default: the publisher's WAL position at the start (templated)
     :param skip_if_announced: else the task succeeds, so that a replay in the same DAG follows in any case
+    :param sets_up: first do what `SetupOperator` does; another task would take seconds to start
     """
 
     template_fields: Sequence[str] = ("publisher", "to_lsn")
     flow = Flow.CAPTURE
 
     def __init__(
-        self, *, publisher: str, to_lsn: str | None = None, skip_if_announced: bool = True, **kwargs: Any
+        self,
+        *,
+        publisher: str,
+        to_lsn: str | None = None,
+        skip_if_announced: bool = True,
+        sets_up: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.publisher = publisher
         self.to_lsn = to_lsn
         self.skip_if_announced = skip_if_announced
+        self.sets_up = sets_up
         self.asset = assets.change_log(publisher)
         self.inlets = [*self.inlets, self.asset]
         self.outlets = [*self.outlets, self.asset]
 
     def run_command(self, config: Config, context: Context) -> Json:
         from cdc_replay.commands.capture import capture
+        from cdc_replay.commands.setup import setup
 
-        captured = capture(config, self.publisher, to_lsn=Lsn.parse(self.to_lsn) if self.to_lsn else None)
+        if self.sets_up:
+            setup(config, self.publisher, checks_roles=False)
+        captured = capture(
+            config,
+            self.publisher,
+            to_lsn=Lsn.parse(self.to_lsn) if self.to_lsn else None,
+            patience_seconds=WATCH_PATIENCE_SECONDS,
+        )
         change_log = open_change_log(config, self.publisher)
         announced = assets.announced_lsn(context, self.asset)
         # Airflow may have no event, or one of another log, or one from before the log was pruned.

@@ -1,4 +1,10 @@
-"""Spark applications: one module of `cdc_replay.jobs` each, on the group's Spark connection."""
+"""Spark applications: one module of `cdc_replay.jobs` each, on the group's Spark connection.
+
+| type of the connection | the application runs                                                           |
+|------------------------|--------------------------------------------------------------------------------|
+| `spark`                | in a process of its own, which `spark-submit` starts                           |
+| `spark_connect`        | in the task, on a running Spark Connect server (`warm_spark`)                  |
+"""
 
 from __future__ import annotations
 
@@ -19,7 +25,13 @@ from cdc_replay.airflow.connections import airflow_config, connections_in_enviro
 from cdc_replay.airflow.lineage import TellsLineage
 from cdc_replay.airflow.links import SPARK_APPLICATION, SparkHistoryLink, StatusPageLink
 from cdc_replay.airflow.operators.failures import fail_fast_on_permanent_error, job_failure
-from cdc_replay.airflow.operators.in_process import Json, check_params, open_change_log
+from cdc_replay.airflow.operators.in_process import (
+    Json,
+    check_params,
+    end_unless_timed_out,
+    open_change_log,
+)
+from cdc_replay.airflow.operators.warm_spark import connect_url, run_on_server
 from cdc_replay.airflow.params import JobRequest
 from cdc_replay.airflow.task_arguments import check_one_publisher
 from cdc_replay.airflow.task_lineage import Flow, TaskLineage
@@ -43,9 +55,10 @@ END_SECONDS: Final = 3
 class SparkJobOperator(TellsLineage, SparkSubmitOperator):
     """A command as a Spark application on the group's Spark connection.
 
-    The driver gets the connections of the configuration in its environment
+    In a process of its own, the driver gets the connections of the configuration in its environment
     (`cdc_replay.airflow.connections`). With `deploy-mode` cluster it runs elsewhere, and the cluster must
-    provide `AIRFLOW_CONN_<ID>` and the configuration file.
+    provide `AIRFLOW_CONN_<ID>` and the configuration file. On a Spark Connect server, settings other than
+    `spark.sql.…` are the server's, and arguments of `spark-submit` have no effect.
 
     :param subscriptions: its subscriptions, all of one publisher; the group of the first one decides
     :param config: the configuration at parse time, for the group's Spark connection and settings
@@ -75,6 +88,7 @@ class SparkJobOperator(TellsLineage, SparkSubmitOperator):
         )
         self.subscriptions = tuple(subscriptions)
         self.refuse_unknown_params = refuse_unknown_params
+        self._is_in_process = False
 
     @abstractmethod
     def job_request(self, config: Config, context: Context) -> JobRequest:
@@ -87,13 +101,24 @@ class SparkJobOperator(TellsLineage, SparkSubmitOperator):
             config = airflow_config()
             request = self.job_request(config, context)
             self.application_args = [f"--config={config.path}", *self.subscriptions, *request.arguments]
-            outcome = self._submit(context, self._conn_ids(config) | request.conn_ids)
+            outcome = self._run(context, self._conn_ids(config) | request.conn_ids)
         self.results = outcome.results
         return self.finish(outcome)
 
     def finish(self, outcome: JobOutcome) -> Json | None:
         """The task's XCom: the application's result."""
         return dict(outcome.results[0]) if outcome.results else None
+
+    def _run(self, context: Context, conn_ids: frozenset[str]) -> JobOutcome:
+        url = connect_url(self._conn_id)
+        if url is None:
+            return self._submit(context, conn_ids)
+        self._is_in_process = True
+        self.log.info('running in this task, on the Spark Connect server of connection "%s"', self._conn_id)
+        settings = {key: value for key, value in (self.conf or {}).items() if key not in SPARK_CONF}
+        arguments = [str(argument) for argument in self.application_args or ()]
+        with connections_in_environment(conn_ids):
+            return run_on_server(self.job, arguments, url=url, name=self.name, settings=settings)
 
     def _submit(self, context: Context, conn_ids: frozenset[str]) -> JobOutcome:
         with tempfile.TemporaryDirectory(prefix="cdc_replay_") as folder:
@@ -117,6 +142,9 @@ class SparkJobOperator(TellsLineage, SparkSubmitOperator):
         return outcome
 
     def on_kill(self) -> None:
+        if self._is_in_process:
+            end_unless_timed_out()
+            return
         # SIGTERM first: a killed JVM leaves its rows on disk. Airflow waits for five seconds.
         process = None if self._hook is None else self._hook._submit_sp  # noqa: SLF001
         if process is not None:

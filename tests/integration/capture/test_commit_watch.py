@@ -1,0 +1,56 @@
+"""A watch of a real publisher: what is announced, and what becomes of the slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from cdc_replay.capture import commit_watch
+from cdc_replay.capture.capture_to import capture_to
+from cdc_replay.capture.commit_watch import CommitWatch, WatchState
+from cdc_replay.changelog.log import ChangeLog
+from fixtures.captured import Captured
+from fixtures.postgres import Database
+
+
+def test_only_a_change_that_the_log_lacks_is_announced_and_the_slot_moves_without_one(
+    publisher: Database, set_up: Callable[..., Captured], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher.run("create table t (id int); create table other (id int); create publication p for table t")
+    source = set_up().source
+    watch = CommitWatch(source, WatchState(0.0, 60.0, moved_at=0.0), 10.0)
+    capture_to(source)
+    publisher.run("insert into other select generate_series(1, 100)")
+    assert watch.look() is None
+
+    publisher.run("insert into t values (1)")
+    announced = watch.look()
+    assert announced is not None
+    assert watch.look() is None, "it is announced, and a capture follows"
+    capture_to(source)
+    assert ChangeLog.open(source.change_log).end_lsn >= announced
+    assert watch.look() is None
+
+    monkeypatch.setattr(commit_watch, "MOVE_BYTES", 1)
+    publisher.run("insert into other select generate_series(1, 100)")
+    before = ChangeLog.open(source.change_log)
+    assert watch.look() is None
+    after = ChangeLog.open(source.change_log)
+    assert after.end_lsn > before.end_lsn
+    [(lsn,)] = publisher.rows(
+        f"select confirmed_flush_lsn::text from pg_replication_slots where slot_name = '{source.slot}'"
+    )
+    assert lsn == str(after.end_lsn)
+
+    # The connection is lost, as by a restart: the next look has another one.
+    publisher.run(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where application_name like '%watch test%' and datname = current_database()"
+    )
+    publisher.run("insert into t values (2)")
+    with pytest.raises(psycopg.OperationalError):
+        watch.look()
+    assert watch.look() is not None
+    watch.close()
