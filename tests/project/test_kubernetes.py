@@ -128,7 +128,9 @@ def test_change_log_is_in_the_shared_volume() -> None:
 
 
 def test_environment_is_that_of_the_compose_file() -> None:
-    known = compose_service("airflow-scheduler")["environment"].keys() | {"CDC_REPLAY_CONFIG"}
+    """The clock of captures is its own: the compose file has events."""
+    own = {"CDC_REPLAY_CONFIG", "CDC_REPLAY_CAPTURE_SCHEDULE"}
+    known = compose_service("airflow-scheduler")["environment"].keys() | own
     assert environment().keys() <= known
 
 

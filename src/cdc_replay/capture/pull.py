@@ -220,8 +220,8 @@ class _Puller:
         """
         end = self._log.end_lsn
         self._restart_lsn = check_slot(self._connection, self._source.slot).restart_lsn or end
-        behind = end.value - self._restart_lsn.value
-        return Lsn(end.value + max(self._source.wal_bytes_per_pull, 2 * behind))
+        decoded_again = end.value - self._restart_lsn.value
+        return Lsn(end.value + max(self._source.wal_bytes_per_pull, 2 * decoded_again))
 
     def _pull_with_fallback(self, target: Lsn, limit: int | None) -> CaptureCounts | None:
         """Pull with streaming if configured, and without if the server cannot decode the changes otherwise.
