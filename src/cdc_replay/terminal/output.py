@@ -71,8 +71,16 @@ def print_outcome(outcome: CommandOutcome) -> None:
     if outcome.text is not None:
         sys.stdout.write(outcome.text)
         return
-    if outcome.view is not None:
-        Console(highlight=False).print(outcome.view)
+    if outcome.view is None:
+        return
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(outcome.view)
+        return
+    with console.capture() as capture:
+        console.print(outcome.view)
+    # Tables are padded to their width: of no use in a file.
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
 def print_error(text: str) -> None:
