@@ -132,9 +132,9 @@ def test_a_capture_whose_session_ahead_ends_is_completed(publisher: Database, tm
 
 
 @pytest.fixture(scope="module")
-def faulty_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def faulty_cluster(servers_folder: Path) -> Iterator[Cluster]:
     """A server that tests stop and start."""
-    with Cluster(tmp_path_factory.mktemp("servers"), "faulty") as cluster:
+    with Cluster(servers_folder, "faulty") as cluster:
         yield cluster
 
 
