@@ -68,4 +68,4 @@ def read_outcome(path: Path) -> JobOutcome:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return JobOutcome()
-    return JobOutcome(tuple(content["results"]), content["error"], content["application"])
+    return JobOutcome(tuple(content["results"]), content["error"], content.get("application"))
