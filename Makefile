@@ -48,7 +48,7 @@ check: lint ## before every commit: linters, types, and the unit tests, which ne
 	$(BIN)/python -m pytest tests/unit -m "not slow and not spark" --numprocesses 2
 
 test: env ## run the tests
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test-slow: env ## run the tests that take long
 	$(BIN)/python -m pytest -m slow

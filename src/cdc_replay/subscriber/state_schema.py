@@ -236,7 +236,7 @@ _CHECKED: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
 """Connections that have checked the schema's ownership; nobody else can take an existing schema."""
 
 _COMPLETE: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
-"""Connections that have seen the schema complete; only `remove` of the last subscription drops it."""
+"""Connections that have seen the schema complete; only `drop` makes that untrue."""
 
 
 def install(connection: Connection) -> None:
@@ -265,6 +265,12 @@ def upgrade(connection: Connection) -> None:
     ((exists,),) = connection.execute("select pg_catalog.to_regclass('cdc_replay.subscription') is not null")
     if exists:
         install(connection)
+
+
+def drop(connection: Connection) -> None:
+    """Drop the schema, with the state of all subscriptions."""
+    connection.execute("drop schema cdc_replay cascade")
+    _COMPLETE.discard(connection)
 
 
 def is_installed(connection: Connection) -> bool:

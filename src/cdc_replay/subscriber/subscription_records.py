@@ -13,7 +13,7 @@ from cdc_replay.model.database import Database
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.subscriber.replication_origin import drop_origins
-from cdc_replay.subscriber.state_schema import is_installed
+from cdc_replay.subscriber.state_schema import drop, is_installed
 from cdc_replay.subscriber.subscription_lock import advisory_key
 
 _REMEMBER: Final = """
@@ -173,6 +173,6 @@ def remove_subscription(connection: Connection, subscription: str) -> None:
         connection.execute("delete from cdc_replay.subscription where name = %s", (subscription,))
         ((has_others,),) = connection.execute("select exists (select from cdc_replay.subscription)")
         if not has_others:
-            connection.execute("drop schema cdc_replay cascade")
+            drop(connection)
     failpoint("teardown.after_state")
     drop_origins(connection, subscription)
