@@ -132,7 +132,6 @@ class CommitWatch:
         try:
             confirmed = slot_status(connection, self.source.slot).confirmed_flush
         except SlotMissing:
-            confirmed = ZERO
             return self._announce(position) if state.next_step(_now(), position, ZERO) is Step.PEEK else None
         step = state.next_step(_now(), position, confirmed)
         if step is Step.PEEK:

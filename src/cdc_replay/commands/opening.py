@@ -10,6 +10,7 @@ from cdc_replay.capture.setup import SetupRequest
 from cdc_replay.config import Config
 from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.model.progress import Report, unreported
+from cdc_replay.snapshot.refresh import RefreshRequest
 from cdc_replay.snapshot.run import SnapshotOptions
 from cdc_replay.subscriber.session import SubscriptionSession, open_session
 
@@ -87,6 +88,24 @@ def snapshot_options(config: Config, subscription: str) -> SnapshotOptions:
         chunk_bytes=configured.snapshot_chunk,
         readers=configured.snapshot_readers,
         bytes_per_second=configured.snapshot_rate,
+    )
+
+
+def refresh_request(
+    config: Config, subscription: str, *, reconcile: bool, report: Report = unreported
+) -> RefreshRequest:
+    """What a refresh or a repair of the subscription has to know.
+
+    Raises:
+        InvalidConfiguration: if there is no such subscription, or its publisher's connection is not known.
+    """
+    publisher = config.subscription(subscription).subscription.publisher
+    return RefreshRequest(
+        source=capture_source(config, publisher, report),
+        setup=setup_request(config, publisher),
+        configured={name: configured.subscription for name, configured in config.subscriptions.items()},
+        options=snapshot_options(config, subscription),
+        reconcile=reconcile,
     )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cdc_replay.commands.opening import capture_source, open_subscription, setup_request, snapshot_options
+from cdc_replay.commands.opening import open_subscription, refresh_request
 from cdc_replay.config import Config
 from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.results import RefreshResult
-from cdc_replay.snapshot.refresh import Confirm, RefreshRequest, preview_refresh, refresh_subscription
+from cdc_replay.snapshot.refresh import Confirm, preview_refresh, refresh_subscription
 
 
 def refresh(
@@ -25,14 +25,7 @@ def refresh(
     Raises:
         CdcReplayError: as `refresh_subscription`.
     """
-    publisher = config.subscription(subscription).subscription.publisher
-    request = RefreshRequest(
-        source=capture_source(config, publisher, report),
-        setup=setup_request(config, publisher),
-        configured={name: configured.subscription for name, configured in config.subscriptions.items()},
-        options=snapshot_options(config, subscription),
-        reconcile=reconcile,
-    )
+    request = refresh_request(config, subscription, reconcile=reconcile, report=report)
     writes = not dry_run
     with open_subscription(
         config, subscription, "refresh", writes=writes, installs=writes, report=report

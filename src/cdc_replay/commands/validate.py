@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from cdc_replay.commands.opening import capture_source, open_subscription, setup_request, snapshot_options
+from cdc_replay.commands.opening import capture_source, open_subscription, refresh_request
 from cdc_replay.config import Config
 from cdc_replay.errors import NotConfirmed
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.results import TableReconciled, ValidateResult
 from cdc_replay.postgres.connection import connect
-from cdc_replay.snapshot.refresh import RefreshRequest, preview_repair, repair_tables
+from cdc_replay.snapshot.refresh import preview_repair, repair_tables
 from cdc_replay.subscriber import history, recorded_results
 from cdc_replay.validate.at_fence import open_at_fence
 from cdc_replay.validate.report_context import Repair, ReportContext, ReportLinks
@@ -73,7 +73,7 @@ def validate_and_repair(
     if not names:
         return dataclasses.replace(result, not_repaired=left, dry_run=dry_run)
     with open_subscription(config, subscription, "repair", report=report) as session:
-        request = run.refresh_request()
+        request = refresh_request(config, subscription, reconcile=True, report=report)
         if dry_run or confirm is not None:
             planned = preview_repair(request, session, names)
             if dry_run:
@@ -137,14 +137,3 @@ class _Run:
             result.seconds,
         )
         return result, verdict
-
-    def refresh_request(self) -> RefreshRequest:
-        """What the engine has to know for a repair."""
-        publisher = self.config.subscription(self.subscription).subscription.publisher
-        return RefreshRequest(
-            source=capture_source(self.config, publisher, self.report),
-            setup=setup_request(self.config, publisher),
-            configured={name: other.subscription for name, other in self.config.subscriptions.items()},
-            options=snapshot_options(self.config, self.subscription),
-            reconcile=True,
-        )

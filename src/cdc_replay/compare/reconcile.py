@@ -296,7 +296,8 @@ def _merge(
 ) -> TableReconciled:
     started = time.monotonic()
     name = pair.staged.pair.name
-    planned = _preview(connection, pair) if request.lists_keys else None
+    unchanged = TableReconciled(str(name), 0, 0, 0, pair.staged.rows, pair.bytes, 0.0)
+    planned = _preview(connection, pair) if request.lists_keys else unchanged
     merged: Merged = merge(connection, sessions.session_for(pair.staged.pair.target), pair.staged)
     set_table_state(connection, request.subscription, name, Ready(request.lsn))
     seconds = pair.seconds + time.monotonic() - started
@@ -305,16 +306,8 @@ def _merge(
         *(request.subscription, name, merged.insert, merged.update, merged.delete, seconds),
     )
     failpoint("reconcile.mid_merge")
-    reconciled = TableReconciled(
-        str(name), merged.insert, merged.update, merged.delete, pair.staged.rows, pair.bytes, seconds
-    )
-    if planned is None:
-        return reconciled
     return dataclasses.replace(
-        reconciled,
-        deleted_keys=planned.deleted_keys,
-        updated_keys=planned.updated_keys,
-        inserted_keys=planned.inserted_keys,
+        planned, inserted=merged.insert, updated=merged.update, deleted=merged.delete, seconds=seconds
     )
 
 
