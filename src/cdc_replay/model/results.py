@@ -295,6 +295,14 @@ class TableReconciled(Result):
     updated_keys: tuple[str, ...] = ()
     inserted_keys: tuple[str, ...] = ()
 
+    def by_kind(self) -> Mapping[str, tuple[int, tuple[str, ...]]]:
+        """The number of rows and the first keys, by what was done with them."""
+        return {
+            "inserted": (self.inserted, self.inserted_keys),
+            "updated": (self.updated, self.updated_keys),
+            "deleted": (self.deleted, self.deleted_keys),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class RefreshResult(SubscriptionResult):

@@ -190,12 +190,7 @@ def repair_rows(result: results.ValidateResult) -> Iterator[Row]:
     """What a repair wrote, or would write, by table, with the first keys; then what it left."""
     would = "would be " if result.dry_run else ""
     for table in result.repaired:
-        kinds = {
-            "inserted": (table.inserted, table.inserted_keys),
-            "updated": (table.updated, table.updated_keys),
-            "deleted": (table.deleted, table.deleted_keys),
-        }
-        for kind, (count, keys) in kinds.items():
+        for kind, (count, keys) in table.by_kind().items():
             if count:
                 shown = f", such as {', '.join(keys)}" if keys else ""
                 yield f"{table.table}: {would}{kind}", f"{count:,}{shown}"

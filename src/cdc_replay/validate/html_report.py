@@ -181,12 +181,7 @@ def _repaired(repair: Repair) -> str:
 
 
 def _repaired_keys(table: TableReconciled) -> Iterable[str]:
-    kinds = {
-        "inserted": table.inserted_keys,
-        "updated": table.updated_keys,
-        "deleted": table.deleted_keys,
-    }
-    return (f"{kind} {key}" for kind, keys in kinds.items() for key in keys)
+    return (f"{kind} {key}" for kind, (_, keys) in table.by_kind().items() for key in keys)
 
 
 def _links(context: ReportContext) -> str:
