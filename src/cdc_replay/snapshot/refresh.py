@@ -131,13 +131,7 @@ def preview_refresh(request: RefreshRequest, session: SubscriptionSession) -> Re
     started, source = time.monotonic(), request.source
     reconciled: tuple[TableReconciled, ...] = ()
     if request.reconcile:
-        with export_snapshot_unlocked(source.dsn, session) as exported:
-            published = read_published_tables(session, exported)
-            tables = tuple(published.tables.values())
-            reconciled = preview_tables(
-                _reconcile_request(request, session, exported, published.catalog, tables)
-            )
-        _check_origin(session, reconciled)
+        published, reconciled = _preview_reconciliation(request, session)
     else:
         published = read_published_tables_now(source.dsn, session)
     states = session.table_states()
@@ -157,12 +151,7 @@ def preview_repair(
     request: RefreshRequest, session: SubscriptionSession, names: Collection[QualifiedName]
 ) -> tuple[TableReconciled, ...]:
     """What `repair_tables` would write, with the first keys of each kind. Writes nothing on either side."""
-    with export_snapshot_unlocked(request.source.dsn, session) as exported:
-        published = read_published_tables(session, exported)
-        tables = tuple(synced for table, synced in published.tables.items() if table in names)
-        repaired = preview_tables(_reconcile_request(request, session, exported, published.catalog, tables))
-    _check_origin(session, repaired)
-    return repaired
+    return _preview_reconciliation(request, session, names)[1]
 
 
 def repair_tables(
@@ -177,6 +166,20 @@ def repair_tables(
         CdcReplayError: as `reconcile_tables`.
     """
     return _reconcile(request, session, names)[1]
+
+
+def _preview_reconciliation(
+    request: RefreshRequest, session: SubscriptionSession, names: Collection[QualifiedName] | None = None
+) -> tuple[PublishedTables, tuple[TableReconciled, ...]]:
+    """What is published, and what reconciling it, or the tables of `names`, would write."""
+    with export_snapshot_unlocked(request.source.dsn, session) as exported:
+        published = read_published_tables(session, exported)
+        tables = tuple(
+            synced for table, synced in published.tables.items() if names is None or table in names
+        )
+        reconciled = preview_tables(_reconcile_request(request, session, exported, published.catalog, tables))
+    _check_origin(session, reconciled)
+    return published, reconciled
 
 
 def _check_reconciliation(
