@@ -102,6 +102,20 @@ def scripts(roles: Roles) -> None:
     run_as_administrator(roles.apply.database, to_script(subscriber_script(config, "pub", "s")))
 
 
+def test_a_teardown_by_a_role_that_owns_nothing_removes_nothing(roles: Roles) -> None:
+    twin = roles.twin
+    scripts(roles)
+    setup(twin.config, "pub")
+    ours = "select (select count(*) from pg_replication_slots), (select count(*) from pg_publication)"
+    before = twin.publisher.rows(ours)
+
+    with pytest.raises(MissingPrivilege, match="must be owner of") as refused:
+        teardown(twin.config, "pub")
+
+    assert "Nothing was removed" in str(refused.value.hint)
+    assert twin.publisher.rows(ours) == before
+
+
 @pytest.mark.parametrize("run_as_owner", [False, True])
 def test_roles_without_rights_do_everything_after_two_scripts(roles: Roles, run_as_owner: bool) -> None:
     twin = roles.twin

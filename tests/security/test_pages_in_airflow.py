@@ -73,6 +73,11 @@ class Pages:
         with httpx.Client(timeout=60) as client:
             return client.send(request)
 
+    def post(self, user: str | None, path: str, content: object) -> httpx.Response:
+        """JSON for a page below the plugin's."""
+        headers = {} if user is None else self.authorization(user)
+        return httpx.post(f"{self.airflow.url}/cdc-replay{path}", headers=headers, json=content, timeout=60)
+
     def authorization(self, user: str) -> dict[str, str]:
         if user not in self._authorizations:
             passwords = json.loads((self.airflow.home / "passwords.json").read_text(encoding="utf-8"))
@@ -400,3 +405,22 @@ def test_a_runs_page_has_a_tab_that_leads_to_its_report(pages: Pages, browser_pa
     frame.get_by_role("heading", name="nsw").wait_for()
     frame.get_by_role("link", name="Open the report").click()
     browser_page.get_by_text("keys of nsw").wait_for()
+
+
+def test_rows_are_explained_only_to_those_who_may_validate(pages: Pages) -> None:
+    question = {"table": "public.t", "key": ["id=1"]}
+    for user, path in (
+        ("clerk", "/subscriptions/nsw/why"),
+        ("operator", "/subscriptions/big/why"),
+        ("nobody", "/subscriptions/nsw/why"),
+    ):
+        assert pages.post(user, path, question).status_code == 403, (user, path)
+    assert pages.post(None, "/subscriptions/nsw/why", question).status_code == 401
+    assert pages.get("operator", "/subscriptions/nsw/why").status_code == 405
+
+    answer = pages.post("operator", "/subscriptions/nsw/why", question)
+    assert answer.status_code == 422
+    assert "change log" in answer.json()["detail"]
+    for wrong in ({}, {"table": "public.t", "key": "id=1"}, {"table": "t" * 5000, "key": ["id=1"]}):
+        assert pages.post("operator", "/subscriptions/nsw/why", wrong).status_code == 422
+    assert "s3cret-word" not in pages.post(USER, "/subscriptions/lost/why", question).text

@@ -6,11 +6,12 @@ The methods run in a child process of the task, after it; an error there is a wa
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from cdc_replay.airflow.connections import airflow_config
-from cdc_replay.airflow.task_lineage import Flow, TaskLineage
+from cdc_replay.airflow.task_lineage import TaskLineage
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -19,14 +20,12 @@ if TYPE_CHECKING:
 class TellsLineage:
     """The methods that the provider of OpenLineage looks for."""
 
-    flow: ClassVar[Flow]
     results: Sequence[Mapping[str, Any]] = ()
     """Of the command; empty until it has ended."""
 
+    @abstractmethod
     def lineage(self) -> TaskLineage:
         """What the task does, after templates are rendered."""
-        names = getattr(self, "subscriptions", None) or (getattr(self, "subscription"),)  # noqa: B009
-        return TaskLineage(self.flow, tuple(names), results=self.results)
 
     def get_openlineage_facets_on_start(self) -> OperatorLineage[Any, Any]:
         """The change log."""

@@ -73,8 +73,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _OWNER: Final = (
-    "Run it again with the DSN of the role that owns them, such as the administrator's who ran the script of"
-    " `setup --dry-run`."
+    "Nothing was removed. Run it again with the DSN of the role that owns them, such as the administrator's"
+    " who ran the script of `setup --dry-run`."
 )
 
 
@@ -153,6 +153,7 @@ def teardown_publisher(request: SetupRequest, *, remove_log: bool = False) -> tu
     """Remove what `setup_publisher` created; returns what was removed. The log stays unless `remove_log`.
 
     Raises:
+        MissingPrivilege: if the role may not drop one of them; nothing is removed.
         SlotActive: if a capture is running.
     """
     removed = []
@@ -160,17 +161,26 @@ def teardown_publisher(request: SetupRequest, *, remove_log: bool = False) -> tu
         connect(request.dsn, purpose=f"teardown {request.publisher}") as connection,
         only_reader(connection, request.slot),
     ):
+        _check_may_drop(connection, request.slot)
         if drop_slot(connection, request.slot):
             removed.append(f"replication slot {request.slot}")
         failpoint("teardown.after_slot")
-        with translated_errors("cannot drop the capture publications", grant=_OWNER):
-            removed += [f"publication {name}" for name in drop_capture_publications(connection, request.slot)]
+        removed += [f"publication {name}" for name in drop_capture_publications(connection, request.slot)]
         failpoint("teardown.after_publications")
-        with translated_errors("cannot drop the event triggers", grant=_OWNER):
-            removed += [f"event trigger {name}" for name in remove_event_triggers(connection, request.slot)]
+        removed += [f"event trigger {name}" for name in remove_event_triggers(connection, request.slot)]
     if remove_log and ChangeLog.remove(request.change_log):
         removed.append(f"change log {request.change_log}")
     return tuple(removed)
+
+
+def _check_may_drop(connection: Connection, slot: str) -> None:
+    """Try what a slot cannot be part of: a transaction."""
+    with (
+        translated_errors("cannot drop the publications and event triggers of the capture", grant=_OWNER),
+        connection.transaction(force_rollback=True),
+    ):
+        drop_capture_publications(connection, slot)
+        remove_event_triggers(connection, slot)
 
 
 def _check_publications(catalog: PublisherCatalog, publications: Sequence[str]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from cdc_replay.model.explained_row import (
@@ -56,6 +57,14 @@ def row_explained(result: WhyResult) -> RenderableType:
     style = GOOD if result.differs is False else BAD if result.differs else DOUBTFUL
     parts.append(text(result.explanation, style))
     return Group(*parts)
+
+
+def explained_text(result: WhyResult, width: int) -> str:
+    """The same as plain text in lines of at most `width` characters."""
+    console = Console(width=width, file=io.StringIO(), color_system=None, legacy_windows=False)
+    with console.capture() as captured:
+        console.print(row_explained(result))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 def _count(result: WhyResult) -> str:

@@ -110,7 +110,6 @@ class CaptureOperator(TellsLineage, CommandOperator):
     """
 
     template_fields: Sequence[str] = ("publisher", "to_lsn")
-    flow = Flow.CAPTURE
 
     def __init__(
         self,
@@ -157,7 +156,7 @@ class CaptureOperator(TellsLineage, CommandOperator):
         return captured.to_dict()
 
     def lineage(self) -> TaskLineage:
-        return TaskLineage(self.flow, publisher=self.publisher, results=self.results)
+        return TaskLineage(Flow.CAPTURE, publisher=self.publisher, results=self.results)
 
 
 class WatchOperator(BaseBranchOperator):
@@ -213,7 +212,6 @@ class ValidateOperator(TellsLineage, CommandOperator):
     """
 
     template_fields: Sequence[str] = ("subscription", "repair", "is_dry_run")
-    flow = Flow.VALIDATE
     operator_extra_links = (ValidationReportLink(), StatusPageLink())
 
     def __init__(
@@ -251,6 +249,9 @@ class ValidateOperator(TellsLineage, CommandOperator):
                 hint=f"The report is {result.report}.",
             )
         return result.to_dict()
+
+    def lineage(self) -> TaskLineage:
+        return TaskLineage(Flow.VALIDATE, (self.subscription,), results=self.results)
 
 
 class ResumeOperator(CommandOperator):

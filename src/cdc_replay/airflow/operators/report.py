@@ -23,7 +23,7 @@ from cdc_replay.airflow import assets, metrics
 from cdc_replay.airflow.lineage import TellsLineage
 from cdc_replay.airflow.operators.in_process import CommandOperator, Json
 from cdc_replay.airflow.task_arguments import DEFAULT_ARGS
-from cdc_replay.airflow.task_lineage import Flow
+from cdc_replay.airflow.task_lineage import Flow, TaskLineage
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import Lsn
@@ -43,8 +43,6 @@ class ReportOperator(TellsLineage, CommandOperator):
     :param replay_task_id: the run's `ReplayOperator`
     """
 
-    flow = Flow.REPLAY
-
     def __init__(self, *, subscription: str, replay_task_id: str, **kwargs: Any) -> None:
         kwargs.setdefault("trigger_rule", TriggerRule.ALL_DONE)
         super().__init__(**{**kwargs, "max_retry_delay": DEFAULT_ARGS["retry_delay"]})
@@ -63,6 +61,9 @@ class ReportOperator(TellsLineage, CommandOperator):
         metrics.of_replay(result)
         self.results = (result,)
         return result
+
+    def lineage(self) -> TaskLineage:
+        return TaskLineage(Flow.REPLAY, (self.subscription,), results=self.results)
 
     def _refuse_older(self, applied: Lsn, context: Context) -> None:
         target = context["ti"].xcom_pull(task_ids=self.replay_task_id, key=assets.TO_LSN)

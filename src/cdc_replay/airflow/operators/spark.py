@@ -66,6 +66,7 @@ class SparkJobOperator(TellsLineage, SparkSubmitOperator):
     """
 
     job: ClassVar[str]
+    flow: ClassVar[Flow]
     operator_extra_links = (SparkHistoryLink(), StatusPageLink())
 
     def __init__(
@@ -104,6 +105,9 @@ class SparkJobOperator(TellsLineage, SparkSubmitOperator):
             outcome = self._run(context, self._conn_ids(config) | request.conn_ids)
         self.results = outcome.results
         return self.finish(outcome)
+
+    def lineage(self) -> TaskLineage:
+        return TaskLineage(self.flow, self.subscriptions, results=self.results)
 
     def finish(self, outcome: JobOutcome) -> Json | None:
         """The task's XCom: the application's result."""

@@ -39,6 +39,12 @@ def require_readable(user: BaseUser, dag_id: str) -> None:
         raise HTTPException(403, "Forbidden")
 
 
+def require_triggerable(user: BaseUser, dag_id: str) -> None:
+    """Answer 403 unless the user may trigger the DAG."""
+    if dag_id not in triggerable_dags(user, [dag_id]):
+        raise HTTPException(403, "Forbidden")
+
+
 def _permitted(
     user: BaseUser, dag_ids: Iterable[str], method: ResourceMethod, entity: DagAccessEntity | None
 ) -> frozenset[str]:

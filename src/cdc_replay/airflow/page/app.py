@@ -11,10 +11,11 @@ from fastapi.responses import HTMLResponse
 
 from cdc_replay.airflow.connections import airflow_config
 from cdc_replay.airflow.dag_ids import validate_dag
-from cdc_replay.airflow.page.access import User, require_readable
+from cdc_replay.airflow.page.access import User, require_readable, require_triggerable
 from cdc_replay.airflow.page.data import FRESH_SECONDS, details_for, status_for
 from cdc_replay.airflow.page.policy import HEADERS, PAGE_HEADERS, REPORT_HEADERS
 from cdc_replay.airflow.page.report_files import read_report
+from cdc_replay.airflow.page.row_question import RowQuestion, answer
 from cdc_replay.airflow.page.run_reports import render, reports_of
 
 STATIC_FILES: Final = {
@@ -23,6 +24,7 @@ STATIC_FILES: Final = {
     "page.js": "text/javascript",
     "uPlot.iife.min.js": "text/javascript",
     "uPlot.min.css": "text/css",
+    "why.js": "text/javascript",
 }
 
 
@@ -79,6 +81,14 @@ def _add_data(app: FastAPI) -> None:
         if subscription not in airflow_config().subscriptions or time_range not in known:
             raise HTTPException(404, "there is no such subscription or range")
         return details_for(user, details, subscription, known[time_range])
+
+    # A POST with JSON: no other site can send it, and keys of rows stay out of logs of addresses.
+    @app.post("/subscriptions/{subscription}/why")
+    def why(user: User, subscription: str, question: RowQuestion) -> dict[str, str]:
+        require_triggerable(user, validate_dag(subscription))
+        if subscription not in airflow_config().subscriptions:
+            raise HTTPException(404, "there is no such subscription")
+        return answer(subscription, question)
 
 
 def _add_reports(app: FastAPI) -> None:

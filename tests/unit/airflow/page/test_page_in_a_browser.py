@@ -26,6 +26,7 @@ pytestmark = pytest.mark.browser
 
 URL = "http://airflow.test/cdc-replay/"
 STATIC = importlib.resources.files("cdc_replay.airflow.page") / "static"
+MARKUP = "<img src=x onerror=alert(1)>"
 PARKED = ParkedObject(None, END, END, REASON)
 PARKED_TABLE = ParkedObject("public.flights", END, END, f"{REASON} [R4.6]")
 
@@ -38,6 +39,8 @@ class Server:
     details: dict[str, dict[str, Any]]
     triggered: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     refusal: str | None = None
+    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """Questions for a row."""
 
     def show(self, page: Page, *opened: str) -> list[str]:
         """Open the page and these subscriptions; what the browser complains of."""
@@ -62,12 +65,22 @@ class Server:
             route.fulfill(body=(STATIC / path.removeprefix("static/")).read_text(), content_type=kind)
         elif path == "data":
             route.fulfill(json=self.status)
+        elif path.endswith("/why") and route.request.method == "POST":
+            self._explain(route, path)
         elif path.startswith("subscriptions/"):
             route.fulfill(json=self.details[path.removeprefix("subscriptions/")])
         elif path.startswith("/api/v2/dags/") and route.request.method == "POST":
             self._trigger(route, path)
         else:
             route.fulfill(status=404)
+
+    def _explain(self, route: Route, path: str) -> None:
+        question = json.loads(route.request.post_data or "")
+        self.asked.append((path.split("/")[1], question))
+        if question["key"] == ["id=nothing"]:
+            route.fulfill(status=422, json={"detail": 'table "public.flights" has no such key'})
+            return
+        route.fulfill(json={"text": f"history of {question['key']}\n{MARKUP}"})
 
     def _trigger(self, route: Route, path: str) -> None:
         if self.refusal is not None:
@@ -138,7 +151,7 @@ def test_parked_things_have_the_error_and_the_ways_out(server: Server, browser_p
         browser_page.locator(".problem").get_by_role("button", name=label).nth(position).click()
         browser_page.get_by_role("button", name="Run", exact=True).click()
         browser_page.locator("#message").get_by_text("was triggered").wait_for()
-        browser_page.locator("dialog").wait_for(state="hidden")
+        browser_page.locator("#confirm").wait_for(state="hidden")
     table = ["public.flights"]
     assert [(dag_id, run["conf"]) for dag_id, run in server.triggered] == [
         ("replay__flights", {}),
@@ -169,11 +182,32 @@ def test_a_backfill_is_asked_for_with_what_the_log_holds(server: Server, browser
     start = browser_page.get_by_label("After this date, time or LSN; the log holds 11/4A002F10 to ")
     assert browser_page.get_by_label("Dry run").is_checked()
     start.fill(" 2026-01-31 ")
-    browser_page.locator("dialog").get_by_label("public.flights").check()
+    browser_page.locator("#confirm").get_by_label("public.flights").check()
     browser_page.get_by_role("button", name="Run", exact=True).click()
     browser_page.get_by_text("backfill__newark was triggered").wait_for()
     conf = {"from": "2026-01-31", "to": None, "tables": ["public.flights"], "into_conn_id": None}
     assert [run["conf"] for _, run in server.triggered] == [{**conf, "dry_run": True}]
+
+
+def test_a_row_is_explained_for_those_who_may_validate(server: Server, browser_page: Page) -> None:
+    complaints = server.show(browser_page, "newark")
+    browser_page.get_by_role("button", name="Explain a row").click()
+    browser_page.locator("#why").get_by_label("Table").select_option("public.flights")
+    browser_page.get_by_label("Key").fill("carrier=UA  name='New  York'\"s\"")
+    browser_page.keyboard.press("Enter")
+    answer = browser_page.locator("#why-answer")
+    answer.get_by_text("history of").wait_for()
+    key = ["carrier=UA", "name=New  Yorks"]
+    assert server.asked == [("newark", {"table": "public.flights", "key": key})]
+    assert MARKUP in answer.inner_text()
+    assert browser_page.locator("#why img").count() == 0
+
+    browser_page.get_by_label("Key").fill("id=nothing")
+    browser_page.get_by_role("button", name="Explain", exact=True).click()
+    answer.get_by_text('table "public.flights" has no such key').wait_for()
+    browser_page.get_by_role("button", name="Close").click()
+    assert browser_page.locator("#why").is_hidden()
+    assert [text for text in complaints if "422" not in text] == []
 
 
 def test_a_refusal_of_airflow_is_shown(server: Server, browser_page: Page) -> None:

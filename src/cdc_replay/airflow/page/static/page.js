@@ -296,7 +296,9 @@ function buttons(row, details) {
       reconcile: ["Reconcile: make every table equal what is published; this inserts, updates and deletes rows", false],
       dry_run: ["Dry run: change nothing, and count in the task's log", true],
     }),
-    action(backfill, "Backfill a range", "Applies a past range of the change log again.", {}, backfillOptions(row, details)));
+    action(backfill, "Backfill a range", "Applies a past range of the change log again.", {}, backfillOptions(row, details)),
+    validate?.may_trigger ? node("button", { type: "button", "data-key": `why ${row.subscription}`,
+      onclick: () => openWhy(row.subscription, (details.tables || []).map((known) => known.table)) }, "Explain a row") : null);
 }
 
 function tableRows(row, details) {
