@@ -93,6 +93,8 @@ class GroupConfig:
     spark_conf: Mapping[str, str]
     pool: str | None = None
     """Airflow's, of tasks that work on the subscribers; None: the default pool."""
+    follow: dt.timedelta = dt.timedelta()
+    """How long a replay task goes on with what is committed meanwhile; 0: not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +336,7 @@ def _group(name: str, given: Group, subscriptions: Mapping[str, SubscriptionConf
         spark_conn_id=given.spark_conn_id,
         spark_conf={key: _spark_text(value) for key, value in given.spark_conf.items()},
         pool=given.pool,
+        follow=given.follow or dt.timedelta(),
     )
 
 

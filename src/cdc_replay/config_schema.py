@@ -141,6 +141,9 @@ class Group(_Strict):
     """Airflow schedule of the group's replay DAG; default: on new changes"""
     spark_conn_id: str = "spark_default"
     """Airflow's Spark connection, of type `spark` or `spark_connect`"""
+    follow: Limit | None = None
+    """how long each replay in Airflow goes on, and captures and applies what is committed meanwhile, see
+    [following](how-to/warm-spark.md#follow); default: it ends with what the log has when it starts"""
     pool: Pool | None = None
     """Airflow pool of the tasks that work on the group's subscribers, see [pools](airflow.md#pools); default:
     `default_pool`"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import time
@@ -27,9 +28,11 @@ publishers:
 subscriptions:
   nsw: {publisher: shop, publications: [nsw], conn_id: nsw_target}
   all: {publisher: shop, publications: [whole], conn_id: all_target, group: second}
+  live: {publisher: shop, publications: [whole], conn_id: live_target, group: live}
 groups:
   shop: {spark_conn_id: warm, spark_conf: {spark.sql.shuffle.partitions: 2, spark.executor.memory: 1g}}
   second: {spark_conn_id: warm}
+  live: {spark_conn_id: warm, follow: 20s}
 """
 
 
@@ -44,6 +47,7 @@ class Warm:
     publisher: Database
     nsw: Database
     everything: Database
+    live: Database
 
     def wait_for(self, *ids: int) -> None:
         """Wait until the rows have arrived, those of nsw in both databases."""
@@ -68,10 +72,10 @@ def warm(
 ) -> Iterator[Warm]:
     home = tmp_path_factory.mktemp("warm")
     publisher = create_database(publisher_cluster, "shop")
-    metadata, nsw, everything = (
-        create_database(subscriber_cluster, name) for name in ("airflow", "nsw", "everything")
+    metadata, nsw, everything, live = (
+        create_database(subscriber_cluster, name) for name in ("airflow", "nsw", "everything", "live")
     )
-    for database in (publisher, nsw, everything):
+    for database in (publisher, nsw, everything, live):
         database.run(ORDERS)
     publisher.run(
         "create table unpublished (id int); alter table orders replica identity full;"
@@ -81,7 +85,12 @@ def warm(
     (home / "cdc_replay.yaml").write_text(CONFIG, encoding="utf-8")
     shutil.copytree(ROOT / "dags", home / "dags")
     with SparkServer(home / "spark", token="s3cret-token") as spark:
-        targets = {"shop_publisher": publisher, "nsw_target": nsw, "all_target": everything}
+        targets = {
+            "shop_publisher": publisher,
+            "nsw_target": nsw,
+            "all_target": everything,
+            "live_target": live,
+        }
         settings = Settings(
             dags=home / "dags",
             plugins=ROOT / "plugins",
@@ -99,25 +108,25 @@ def warm(
         )
         airflow = Airflow(home / "airflow", settings)
         with airflow, airflow.client() as client:
-            warm = Warm(airflow, client, spark, publisher, nsw, everything)
+            warm = Warm(airflow, client, spark, publisher, nsw, everything, live)
             _fill(warm)
             yield warm
-    for database in (publisher, metadata, nsw, everything):
+    for database in (publisher, metadata, nsw, everything, live):
         drop_database(database)
 
 
 def _fill(warm: Warm) -> None:
     client = warm.client
     per_subscription = ("backfill", "refresh", "resume", "snapshot", "validate")
-    expected = 1 + 1 + 2 + len(per_subscription) * 2
+    expected = 1 + 1 + 3 + len(per_subscription) * 3
     wait_for(lambda: len(client.dag_ids()) == expected, f"the {expected} DAGs", 120)
     assert client.import_errors() == ()
     # The publisher has no slot yet: the watch starts the capture that makes it.
-    client.unpause("capture__shop", "snapshot__nsw", "snapshot__all")
+    client.unpause("capture__shop", "snapshot__nsw", "snapshot__all", "snapshot__live")
     wait_for(lambda: client.runs("capture__shop"), "the first capture", 120)
     for run in client.runs("capture__shop"):
         assert client.wait_for_run(run).state == "success"
-    for run in [client.trigger(f"snapshot__{name}") for name in ("nsw", "all")]:
+    for run in [client.trigger(f"snapshot__{name}") for name in ("nsw", "all", "live")]:
         finished = client.wait_for_run(run)
         assert finished.state == "success", client.log(finished, "snapshot")
     client.unpause("replay__shop", "replay__second")
@@ -143,6 +152,36 @@ def test_an_idle_publisher_starts_nothing(warm: Warm) -> None:
     warm.publisher.run("insert into unpublished select generate_series(1, 1000)")
     time.sleep(10)
     assert warm.run_count() == before
+
+
+def test_a_group_that_follows_applies_what_is_committed_meanwhile_in_one_run(warm: Warm) -> None:
+    client = warm.client
+
+    def has(database: Database, *ids: int) -> bool:
+        return set(ids) <= {row[0] for row in database.rows("select id from orders")}
+
+    client.unpause("replay__live")
+    try:
+        warm.publisher.run("insert into orders values (50, 'nsw')")
+        wait_for(lambda: has(warm.live, 50), "the first row", 180)
+        captures, runs = len(client.runs("capture__shop")), client.runs("replay__live")
+        for row in range(51, 57):
+            warm.publisher.run(f"insert into orders values ({row}, 'vic')")
+            wait_for(functools.partial(has, warm.live, row), f"row {row}", 60)
+        # One capture may have started before the group followed.
+        assert len(client.runs("replay__live")) <= len(runs) + 1
+        assert len(client.runs("capture__shop")) <= captures + 1
+        assert "publisher shop: followed, " in client.log(client.wait_for_run(runs[-1]), "replay")
+        # The log is announced: the other groups are started, and this one again, which finds nothing.
+        warm.wait_for(*range(50, 57))
+        wait_for(lambda: len(client.runs("replay__live")) > len(runs), "the next run", 60)
+        for run in client.runs("replay__live"):
+            assert client.wait_for_run(run).state == "success"
+        runs = client.runs("replay__live")
+        time.sleep(5)
+        assert client.runs("replay__live") == runs
+    finally:
+        client.pause("replay__live")
 
 
 def test_a_triggerer_that_was_killed_watches_again(warm: Warm) -> None:

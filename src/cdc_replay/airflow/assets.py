@@ -3,6 +3,7 @@
     commits of the publisher  ──▶  capture__<publisher>          (only if captures follow events)
     lag of the publisher  ──▶  watch__<publisher>                (likewise)
     capture__<publisher>  ──▶  change log of the publisher  ──▶  replay__<group>
+    replay__<group>, if it follows  ──▶  change log of the publisher
     replay__<group>, snapshot__…, refresh__…, backfill__…  ──▶  subscription  ──▶  validate__<subscription>
 
 An event's extra is `{"from_lsn": "16/B374D7F0", "to_lsn": "16/B374D848"}`: the window that the task added to
@@ -18,7 +19,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from airflow.sdk import Asset, AssetWatcher, Context
+from airflow.sdk import Asset, AssetAlias, AssetWatcher, Context
 from airflow.sdk.exceptions import AirflowRuntimeError
 
 from cdc_replay.airflow.triggers import CommitTrigger, LagTrigger
@@ -56,6 +57,11 @@ def change_log(publisher: str) -> Asset:
     return Asset(name=f"change log of {publisher}", uri=f"cdc-replay://change-log/{publisher}")
 
 
+def followed_log(publisher: str) -> AssetAlias:
+    """What a replay that follows the publisher captures: it stands for `change_log`, unless it is nothing."""
+    return AssetAlias(name=f"change log of {publisher}, followed")
+
+
 def subscription(name: str) -> Asset:
     """The tables of a subscription on its subscriber."""
     return Asset(name=f"subscription {name}", uri=f"cdc-replay://subscription/{name}")
@@ -73,6 +79,12 @@ def announce(context: Context, asset: Asset, lsn: Lsn, *, after: Lsn) -> None:
         states[asset].set(TO_LSN, str(lsn))
     except AirflowRuntimeError as error:  # the state is for display: what it says is durable elsewhere
         logger.warning("the state of asset %s was not set: %s", asset.name, error)
+
+
+def announce_followed(context: Context, publisher: str, lsn: Lsn, *, after: Lsn) -> None:
+    """Give `change_log` an event when the task succeeds, which has `followed_log` among its outlets."""
+    event = context["outlet_events"][followed_log(publisher)]
+    event.add(change_log(publisher), extra={FROM_LSN: str(after), TO_LSN: str(lsn)})
 
 
 def announced_lsn(context: Context, asset: Asset) -> Lsn | None:

@@ -190,6 +190,8 @@ class ReplayDag(PipelineDag):
             "doc_md": replay_doc(text, config, subscriptions),
             "schedule": shown.schedule or [assets.change_log(publisher)],
             "params": replay_params(),
+            # The reports of a run that followed are no reason for the next one to wait.
+            **({"max_active_runs": 2} if shown.follow else {}),
         }
 
 

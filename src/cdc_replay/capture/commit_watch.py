@@ -5,6 +5,7 @@
 | is confirmed to the slot, or known to be empty  | nothing                                                 |
 | is beyond, but what was announced last is not   | nothing, until `greatest_seconds` have passed: its      |
 | captured yet                                    | capture runs, or waits to be run                        |
+| is beyond, but somebody follows the publisher   | the same as if it was announced: it is captured         |
 | is beyond all that is known                     | a peek, bounded to one transaction, looks for a change; |
 |                                                 | if there is one, the position is announced              |
 
@@ -24,6 +25,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
+from cdc_replay.capture.followers import has_follower
 from cdc_replay.capture.pull import CaptureSource, capture_changes
 from cdc_replay.capture.slot_continuity import reachable_lsn
 from cdc_replay.errors import SlotActive, SlotMissing
@@ -135,6 +137,9 @@ class CommitWatch:
             return self._announce(position) if state.next_step(_now(), position, ZERO) is Step.PEEK else None
         step = state.next_step(_now(), position, confirmed)
         if step is Step.PEEK:
+            if has_follower(connection, self.source):
+                state.announce(_now(), position)
+                return None
             if has_changes(connection, self._options(), upto_lsn=position):
                 return self._announce(position)
             state.empty_to = position

@@ -21,6 +21,7 @@ from typing import Final
 
 import psycopg
 
+from cdc_replay.capture.followers import connect_follower
 from cdc_replay.capture.slot_continuity import reachable_lsn
 from cdc_replay.commands.opening import common_source
 from cdc_replay.commands.sync import sync
@@ -28,7 +29,6 @@ from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError, Retry, retry_of
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.results import SyncResult
-from cdc_replay.postgres.connection import connect
 from cdc_replay.spark.session import check_jvm_runs
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def follow(config: Config, subscriptions: Sequence[str], stop: threading.Event) 
     backoff = _Backoff()
     while not stop.is_set():
         try:
-            with connect(source.dsn, purpose=f"follow {source.publisher}") as publisher:
+            with connect_follower(source) as publisher:
                 while not stop.is_set():
                     position = reachable_lsn(publisher, None)
                     if due := [name for name, state in followed.items() if state.is_due(position)]:

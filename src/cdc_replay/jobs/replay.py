@@ -1,4 +1,4 @@
-"""`spark-submit jobs/replay.py [--config=PATH] [--to-lsn=LSN] SUBSCRIPTION …`.
+"""`spark-submit jobs/replay.py [--config=PATH] [--to-lsn=LSN] [--follow-for=SECONDS] SUBSCRIPTION …`.
 
 Exits with 75 after a transient error of a subscription, once the others are applied. A permanent error is
 only in the subscription's result: starting Spark again would change nothing.
@@ -10,6 +10,7 @@ import argparse
 import sys
 
 from cdc_replay.commands.replay import replay
+from cdc_replay.commands.replay_and_follow import replay_and_follow
 from cdc_replay.config import load_config
 from cdc_replay.errors import Retry
 from cdc_replay.jobs.application import run
@@ -24,6 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Apply the change log to subscriptions of one publisher")
     parser.add_argument("subscriptions", nargs="+")
     parser.add_argument("--to-lsn", type=Lsn.parse)
+    parser.add_argument("--follow-for", type=float, default=0.0)
     return parser
 
 
@@ -33,8 +35,11 @@ def command(arguments: argparse.Namespace) -> tuple[ReplayResult, ...]:
     Raises:
         CdcReplayError: as the command.
     """
-    config, upto = load_config(arguments.config), arguments.to_lsn
-    return replay(config, arguments.subscriptions, to_lsn=upto, report=ProgressLog())
+    config, upto, report = load_config(arguments.config), arguments.to_lsn, ProgressLog()
+    names = arguments.subscriptions
+    if arguments.follow_for:
+        return replay_and_follow(config, names, to_lsn=upto, seconds=arguments.follow_for, report=report)
+    return replay(config, names, to_lsn=upto, report=report)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import pytest
 from cdc_replay.capture import commit_watch
 from cdc_replay.capture.capture_to import capture_to
 from cdc_replay.capture.commit_watch import CommitWatch, WatchState
+from cdc_replay.capture.followers import connect_follower
 from cdc_replay.changelog.log import ChangeLog
 from fixtures.captured import Captured
 from fixtures.postgres import Database
@@ -43,6 +44,14 @@ def test_only_a_change_that_the_log_lacks_is_announced_and_the_slot_moves_withou
         f"select confirmed_flush_lsn::text from pg_replication_slots where slot_name = '{source.slot}'"
     )
     assert lsn == str(after.end_lsn)
+
+    with connect_follower(source):
+        publisher.run("insert into t values (2)")
+        assert watch.look() is None, "who follows captures it"
+    assert watch.look() is None, "that may take a while"
+    monkeypatch.setattr(watch.state, "greatest_seconds", 0.0)
+    assert watch.look() is not None, "it was not captured"
+    capture_to(source)
 
     # The connection is lost, as by a restart: the next look has another one.
     publisher.run(

@@ -37,6 +37,7 @@ from cdc_replay.airflow.task_arguments import check_one_publisher
 from cdc_replay.airflow.task_lineage import Flow, TaskLineage
 from cdc_replay.airflow.template_values import is_set, table_names
 from cdc_replay.config import Config, load_config
+from cdc_replay.model.lsn import Lsn
 from cdc_replay.private_files import private_umask
 from cdc_replay.spark.java import JVM_OPTIONS
 from cdc_replay.spark.job_outcome import OUTCOME_FILE, JobOutcome, read_outcome
@@ -88,6 +89,7 @@ class SparkJobOperator(TellsLineage, SparkSubmitOperator):
             **{"conn_id": group.spark_conn_id} | kwargs,
         )
         self.subscriptions = tuple(subscriptions)
+        self.group = group
         self.refuse_unknown_params = refuse_unknown_params
         self._is_in_process = False
 
@@ -104,12 +106,12 @@ class SparkJobOperator(TellsLineage, SparkSubmitOperator):
             self.application_args = [f"--config={config.path}", *self.subscriptions, *request.arguments]
             outcome = self._run(context, self._conn_ids(config) | request.conn_ids)
         self.results = outcome.results
-        return self.finish(outcome)
+        return self.finish(outcome, context)
 
     def lineage(self) -> TaskLineage:
         return TaskLineage(self.flow, self.subscriptions, results=self.results)
 
-    def finish(self, outcome: JobOutcome) -> Json | None:
+    def finish(self, outcome: JobOutcome, context: Context) -> Json | None:
         """The task's XCom: the application's result."""
         return dict(outcome.results[0]) if outcome.results else None
 
@@ -167,9 +169,11 @@ class SparkJobOperator(TellsLineage, SparkSubmitOperator):
 class ReplayOperator(SparkJobOperator):
     """Replay of subscriptions of one publisher, up to one position.
 
-    The report tasks get the position as XCom `to_lsn`, and tell the results.
+    The report tasks get the position as XCom `to_lsn`, and tell the results. With the group's `follow`, the
+    task goes on with what is committed meanwhile, and announces the change log if it has captured something.
 
-    :param to_lsn: default: the end of the change log when the task starts (templated)
+    :param to_lsn: default: the end of the change log when the task starts (templated); given, nothing is
+        followed
     """
 
     job = "replay"
@@ -179,15 +183,30 @@ class ReplayOperator(SparkJobOperator):
     def __init__(self, *, to_lsn: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.to_lsn = to_lsn
+        self.follow_seconds = self.group.follow.total_seconds()
+        self._followed_from: Lsn | None = None
+        if self.follow_seconds:
+            # One run is reported while the next one follows; two would follow in turns.
+            self.max_active_tis_per_dag = 1
+            self.outlets = [*self.outlets, assets.followed_log(self.group.publisher)]
 
     def job_request(self, config: Config, context: Context) -> JobRequest:
-        publisher = config.subscription(self.subscriptions[0]).subscription.publisher
-        to_lsn = self.to_lsn or str(open_change_log(config, publisher).end_lsn)
+        end = None if self.to_lsn else open_change_log(config, self.group.publisher).end_lsn
+        to_lsn = self.to_lsn or str(end)
         context["ti"].xcom_push(key=assets.TO_LSN, value=to_lsn)
-        return JobRequest((f"--to-lsn={to_lsn}",))
+        arguments = (f"--to-lsn={to_lsn}",)
+        if end is None or not self.follow_seconds:
+            return JobRequest(arguments)
+        self._followed_from = end
+        return JobRequest((*arguments, f"--follow-for={self.follow_seconds}"))
 
-    def finish(self, outcome: JobOutcome) -> None:
-        """Nothing: there may be hundreds of results."""
+    def finish(self, outcome: JobOutcome, context: Context) -> None:
+        """Announce what was captured; no result: there may be hundreds."""
+        if (after := self._followed_from) is None:
+            return
+        end = open_change_log(airflow_config(), self.group.publisher).end_lsn
+        if end > after:
+            assets.announce_followed(context, self.group.publisher, end, after=after)
 
 
 class SnapshotOperator(SparkJobOperator):

@@ -1,0 +1,29 @@
+"""Sessions that capture a publisher's changes as they are committed, and how others see that there is one."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Final
+
+from cdc_replay.capture.pull import CaptureSource
+from cdc_replay.postgres.connection import Connection, connect
+
+_HAS_FOLLOWER: Final = """
+    select exists (
+        select from pg_catalog.pg_stat_activity
+        where application_name = %s and usename = current_user and datname = current_database()
+    )
+"""
+_LONGEST_NAME: Final = 63
+
+
+def connect_follower(source: CaptureSource) -> AbstractContextManager[Connection]:
+    """A session on the publisher which shows that its commits are being followed."""
+    return connect(source.dsn, purpose=f"follow {source.slot}")
+
+
+def has_follower(connection: Connection, source: CaptureSource) -> bool:
+    """Whether there is such a session of the same role."""
+    name = f"cdc_replay follow {source.slot}"[:_LONGEST_NAME]
+    [(is_followed,)] = connection.execute(_HAS_FOLLOWER, (name,)).fetchall()
+    return bool(is_followed)
