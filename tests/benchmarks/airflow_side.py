@@ -23,7 +23,8 @@ from embedded.spark_server import SparkServer
 WARM: Final = "airflow_warm"
 SUBMIT: Final = "airflow_submit"
 SIDES: Final = (WARM, SUBMIT)
-EVENTS: Final = "4-60"
+EVENTS: Final = "1-60"
+FOLLOW: Final = "1min"
 START_SECONDS: Final = 120
 
 
@@ -117,5 +118,8 @@ def _configuration(at: Stand, publisher: str, sides: Sequence[str] = SIDES) -> d
             for side in sides
             for name, publications in zip(at.names(side), at.subscriptions, strict=True)
         },
-        "groups": {WARM: {"spark_conn_id": "warm"}, SUBMIT: {"spark_conn_id": "submit"}},
+        "groups": {
+            WARM: {"spark_conn_id": "warm", "follow": FOLLOW},
+            SUBMIT: {"spark_conn_id": "submit", "follow": FOLLOW},
+        },
     }
