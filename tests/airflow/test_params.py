@@ -69,8 +69,8 @@ ACCEPTED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     (
         "backfill",
-        {**RANGE, "tables": ["public.t", "Sales.o'rder"], "dry_run": False},
-        {"arguments": [*PLANNED, "--table=public.t", "--table=Sales.o'rder"]},
+        {**RANGE, "tables": ["public.t", "Sales.o'rder by.day"], "dry_run": False},
+        {"arguments": [*PLANNED, "--table=public.t", "--table=Sales.o'rder by.day"]},
     ),
     ("snapshot", {}, {"arguments": []}),
     (

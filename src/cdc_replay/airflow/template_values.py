@@ -9,7 +9,8 @@ from typing import Final
 
 from cdc_replay.errors import InvalidConfiguration
 
-TABLE: Final = r"^[^.\s]+\.[^.\s]+$"
+TABLE: Final = r"^[^.]+\.[\s\S]+$"
+"""What `QualifiedName.parse` takes: the first dot ends the schema; the name may have anything."""
 
 
 def table_names(tables: Sequence[str] | str) -> tuple[str, ...]:

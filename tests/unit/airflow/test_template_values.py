@@ -23,7 +23,7 @@ def test_another_text_is_no_flag(value: str) -> None:
 
 def test_tables() -> None:
     assert table_names(()) == table_names("[]") == ()
-    assert table_names(["a.b"]) == ("a.b",)
+    assert table_names(["a.b c.d"]) == ("a.b c.d",)
     assert table_names('["a.b", "c.d<e>"]') == ("a.b", "c.d<e>")
 
 
