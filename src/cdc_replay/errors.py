@@ -60,6 +60,10 @@ class InvalidConfiguration(CdcReplayError):
     """The configuration cannot be used as it is."""
 
 
+class StatementNotAllowed(InvalidConfiguration):
+    """A proposed script has something else than statements about publications."""
+
+
 class InvalidLsn(CdcReplayError):
     """A text is not a WAL position."""
 
