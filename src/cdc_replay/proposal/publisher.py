@@ -21,26 +21,17 @@ import psycopg
 from psycopg import errors as pg
 
 from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.errors import CdcReplayError
 from cdc_replay.filters.names import BUILT_IN
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.postgres.connection import Connection, connect, is_read_only, translated_errors
 from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables
-from cdc_replay.proposal.execution import Definitions, execute
+from cdc_replay.proposal.execution import Definitions, Refusal, execute
 from cdc_replay.proposal.statements import Statement
 
 LOCK_TIMEOUT: Final = "500ms"
 
 PUBLISHER: Final = "the publisher, in a transaction that was rolled back"
-
-
-def read_present(dsn: str, purpose: str) -> PublisherCatalog:
-    """The publisher's catalog now.
-
-    Raises:
-        ServerUnavailable, MissingPrivilege: if it cannot be read.
-    """
-    with connect(dsn, purpose=purpose) as connection:
-        return read_catalog(connection)
 
 
 def parse_on_publisher(dsn: str, purpose: str, statements: Sequence[Statement]) -> Definitions | str:
@@ -55,17 +46,17 @@ def parse_on_publisher(dsn: str, purpose: str, statements: Sequence[Statement]) 
         if is_read_only(connection):
             return "the publisher is read-only"
         present = read_catalog(connection)
+        if (refusal := _not_publishable(present, statements)) is not None:
+            return Definitions(present, None, PUBLISHER, refusal=refusal)
         try:
             if (column := _user_defined_column(connection, present, statements)) is not None:
                 return f"a WHERE clause reads column {column}, which has a user-defined type"
             refusal = execute(connection, statements)
             proposed = None if refusal is not None else read_catalog(connection, present.lsn)
-        except pg.InsufficientPrivilege as error:
-            return f"the role may not do it there: {error.diag.message_primary}"
-        except pg.LockNotAvailable:
-            return "another session has locked a table or publication of it"
-        except pg.ReadOnlySqlTransaction:
-            return "the publisher is read-only"
+        except (CdcReplayError, psycopg.Error) as error:
+            if (reason := _other_reason(error)) is None:
+                raise
+            return reason
     return Definitions(present, proposed, PUBLISHER, refusal=refusal)
 
 
@@ -80,6 +71,38 @@ def _rolled_back(dsn: str, purpose: str) -> Iterator[Connection]:
             yield connection
         finally:
             connection.rollback()
+
+
+def _other_reason(error: CdcReplayError | psycopg.Error) -> str | None:
+    """Why another server must parse the proposal, if the error says nothing about the proposal itself."""
+    cause = error.__cause__ if isinstance(error, CdcReplayError) else error
+    match cause:
+        case pg.InsufficientPrivilege():
+            return f"the role may not do it there: {cause.diag.message_primary}"
+        case pg.LockNotAvailable():
+            return "another session has locked a table or publication of it"
+        case pg.ReadOnlySqlTransaction():
+            return "the publisher is read-only"
+        case _:
+            return None
+
+
+def _not_publishable(catalog: PublisherCatalog, statements: Sequence[Statement]) -> Refusal | None:
+    """The refusal of a WHERE clause for what is no table of the catalog.
+
+    PostgreSQL would parse the clause first, with the columns of a view, or of an unlogged table.
+    """
+    names = {table.name for table in catalog.tables.values()}
+    for statement in statements:
+        for table in statement.tables if statement.where_names else ():
+            if table not in names:
+                return Refusal(
+                    statement.line,
+                    f'relation "{table}" does not exist, or is no table that can be published',
+                    detail="Views, foreign, temporary and unlogged tables cannot be published.",
+                    rule="R2.1",
+                )
+    return None
 
 
 def _user_defined_column(

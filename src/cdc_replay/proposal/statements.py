@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, assert_never
 
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.proposal.tokens import Token, TokenKind, refused, scan
@@ -40,8 +40,9 @@ class Command(enum.Enum):
 class Statement:
     """One statement; `text` is what is executed, `line` where it begins.
 
-    `where_names` are all words and quoted names of its WHERE clauses. `foreign` says why a server that has
-    objects of others must not parse it, None if it may. `new_owner`: it is OWNER TO.
+    `publications` are those that it names, a new name included. `where_names` are all words and quoted names
+    of its WHERE clauses. `foreign` says why a server that has objects of others must not parse it, None if it
+    may. `new_owner`: it is OWNER TO.
     """
 
     command: Command
@@ -98,16 +99,18 @@ class _Parser:
         line = self.tokens[0].line
         command = Command[self._keyword("create", "alter", "drop").upper()]
         self._keyword("publication")
-        new_owner = False
+        action = ""
         match command:
             case Command.CREATE:
                 publications = [self._name()]
                 self._create()
             case Command.ALTER:
                 publications = [self._name()]
-                new_owner = self._alter()
+                action = self._alter(publications)
             case Command.DROP:
                 publications = self._drop()
+            case _:
+                assert_never(command)
         if (token := self._peek()) is not None:
             raise refused(token.line, f"{command.value} goes on with {token.text!r}")
         return Statement(
@@ -118,7 +121,7 @@ class _Parser:
             tables=tuple(self._tables),
             where_names=frozenset(token.value for token in self._where if token.is_name),
             foreign=_foreign(self._where, self._tables),
-            new_owner=new_owner,
+            new_owner=action == "owner",
         )
 
     def _create(self) -> None:
@@ -130,17 +133,18 @@ class _Parser:
         if self._accept("with"):
             self._parameters()
 
-    def _alter(self) -> bool:
-        """The rest of ALTER PUBLICATION name; whether it is OWNER TO."""
+    def _alter(self, publications: list[str]) -> str:
+        """The rest of ALTER PUBLICATION name, and its first word; a new name is added to `publications`."""
         action = self._keyword("add", "set", "drop", "rename", "owner")
         if action in {"rename", "owner"}:
             self._keyword("to")
-            self._name()
+            name = self._name()
+            publications += [name] if action == "rename" else []
         elif action == "set" and self._next_is("("):
             self._parameters()
         else:
             self._objects()
-        return action == "owner"
+        return action
 
     def _drop(self) -> list[str]:
         if self._accept("if"):

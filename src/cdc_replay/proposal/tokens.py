@@ -96,8 +96,8 @@ def refused(line: int, reason: str) -> StatementNotAllowed:
     """The error for a part of a script that is not executed."""
     return StatementNotAllowed(
         f"line {line} of the proposal: {reason}",
-        hint="A proposal has CREATE, ALTER and DROP PUBLICATION statements, comments, plain strings and names,"
-        " and nothing else. Nothing was executed.",
+        hint="A proposal has CREATE, ALTER and DROP PUBLICATION statements, with comments, plain strings and"
+        " names, and nothing else. Nothing was executed.",
     )
 
 
