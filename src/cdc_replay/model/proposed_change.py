@@ -88,7 +88,8 @@ class PlannedTable:
     """A table of the subscription now, or as proposed.
 
     `membership`: `stays`, `new`, `removed`; what becomes of it is up to `refresh`.
-    `rows` are None if they are the same rows. `added_columns`, `removed_columns` of its changes.
+    `rows` are None if they are the same rows. `added_columns`, `removed_columns` of its changes. `uncaptured`:
+    the log does not have the changes that it would get, so `then` is too small.
     """
 
     table: str
@@ -103,6 +104,7 @@ class PlannedTable:
     filters_then: Mapping[str, str | None] | None = None
     evaluated_by: tuple[str, ...] = ()
     unknown_old_values: tuple[UnknownOldValues, ...] = ()
+    uncaptured: bool = False
 
     @property
     def differs(self) -> bool:

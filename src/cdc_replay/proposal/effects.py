@@ -13,6 +13,7 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.proposal.logged_changes import ChangesOfTable, CountedChanges
 from cdc_replay.proposal.row_counts import BothCopies
 from cdc_replay.proposal.write_checks import SEARCHING, outside_identity
+from cdc_replay.publication.capture_coverage import is_captured
 from cdc_replay.publication.explain import ExplainedTable, explain_tables
 from cdc_replay.publication.resolve import PublishedRelation, resolve, synced_tables
 
@@ -45,7 +46,7 @@ def planned_tables(
     explained_now, explained_then = (
         _by_table(explain_tables(catalog, both.publications)) for catalog in (both.now, both.then)
     )
-    copies, unknown = both.copies, _unknown_old_values(both, changes)
+    copies, unknown, uncaptured = both.copies, _unknown_old_values(both, changes), _uncaptured(both)
     tables = []
     for name in sorted({*copies, *changes.tables}):
         counted = changes.tables.get(name, ChangesOfTable())
@@ -66,7 +67,11 @@ def planned_tables(
             evaluated_by=tuple(dict.fromkeys(text for entry in then for text in entry.evaluated_by)),
         )
         if table.differs:
-            tables.append(dataclasses.replace(table, unknown_old_values=unknown.get(name, ())))
+            tables.append(
+                dataclasses.replace(
+                    table, unknown_old_values=unknown.get(name, ()), uncaptured=name in uncaptured
+                )
+            )
     return tuple(tables)
 
 
@@ -103,6 +108,21 @@ def _filter(entry: ExplainedTable, action: PublishAction) -> str:
         return NOT_PUBLISHED
     printed = {"insert": entry.insert, "update": entry.update, "delete": entry.delete}.get(action.value)
     return ALL_ROWS if printed is None or printed == "-" else printed
+
+
+def _uncaptured(both: BothDefinitions) -> set[QualifiedName]:
+    """The published tables of which some changes are not in the log, since nothing captures them yet."""
+    published = (
+        resolve(both.then, both.publications, leaf.id)
+        for leaf in both.then.tables.values()
+        if not leaf.is_partitioned
+    )
+    return {
+        entry.table.name
+        for entry in published
+        if entry is not None
+        and not all(is_captured(both.then, both.then.tables[entry.leaf], action) for action in entry.actions)
+    }
 
 
 def _unknown_old_values(

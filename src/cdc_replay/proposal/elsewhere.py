@@ -74,7 +74,7 @@ _SHAPES: Final = """
 """
 _TYPES: Final = """
     select pg_type.oid::bigint, typmod, pg_catalog.format_type(pg_type.oid, typmod)
-      from pg_catalog.unnest(%s::oid[], %s::int4[]) as wanted (oid, typmod)
+      from unnest(%s::oid[], %s::int4[]) as wanted (oid, typmod)
       join pg_catalog.pg_type using (oid)
       join pg_catalog.pg_namespace on pg_namespace.oid = typnamespace
      where nspname = 'pg_catalog'

@@ -49,6 +49,9 @@ _TEXT: Final = ord("t")
 _NOT_SENT: Final = ord("-")
 _HEADER: Final = 5
 """Message byte and relation."""
+_TRUNCATE: Final = ord("T")
+_TRUNCATE_MESSAGE: Final = 10
+"""Of one relation: message byte, number of relations, flags, relation."""
 _TUPLE_HEADER: Final = 3
 """N, K or O, and the number of columns."""
 _LENGTH: Final = 4
@@ -191,6 +194,7 @@ class _Side:
         new = tuples.new_rows(rows, routes[rows], columns, included=has_new, fill=fill)
         old = tuples.rows_before(rows, routes[rows], columns, included=has_old)
         sizes[rows] = _HEADER + _tuple_sizes(new) + _tuple_sizes(old)
+        sizes[rows[kinds == _TRUNCATE]] = _TRUNCATE_MESSAGE
         return sizes
 
 

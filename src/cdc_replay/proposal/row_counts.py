@@ -32,9 +32,9 @@ from cdc_replay.publication.resolve import SyncedTable
 
 # `offset 0` keeps the planner from evaluating a filter once per count.
 _COUNT: Final = """
-    select count(*) filter (where now), count(*) filter (where then),
-           count(*) filter (where then and not now), count(*) filter (where now and not then)
-      from (select {now} as now, {then} as then from {table} offset 0) as rows
+    select count(*) filter (where is_now), count(*) filter (where is_then),
+           count(*) filter (where is_then and not is_now), count(*) filter (where is_now and not is_then)
+      from (select {now} as is_now, {then} as is_then from {table} offset 0) as rows
 """
 _NOBODY: Final = sql.SQL("false")
 

@@ -174,9 +174,9 @@ _TRANSFORMED: Final = frozenset({("UPDATE", "INSERT"), ("UPDATE", "DELETE")})
 
 
 def _both(table: PlannedTable, show: Callable[[SentChanges], str]) -> str:
-    if table.now == table.then:
-        return ""
-    return f"{show(table.now)} → {show(table.then)}"
+    if table.uncaptured:
+        return f"{show(table.now)} → ?"
+    return "" if table.now == table.then else f"{show(table.now)} → {show(table.then)}"
 
 
 def _legend(result: PlanResult, rate: _Rate) -> str:
@@ -211,13 +211,15 @@ def _facts(table: PlannedTable) -> Iterator[tuple[str, str]]:
     if table.filters_now != table.filters_then:
         for evaluated in table.evaluated_by:
             yield "evaluated by", evaluated
+    if table.uncaptured:
+        yield "changes", "not captured yet: the log does not have them"
     for unknown in table.unknown_old_values:
         yield (
             "not in old rows",
             (
-                f"{', '.join(unknown.columns)} of {unknown.leaf}: {unknown.changes} UPDATEs and DELETEs of the"
-                " range. For an UPDATE without an old row the new row decides for both (R4.3); in the old row"
-                " of any other, and of a DELETE, the filter reads NULL (R3.9, R4.4)"
+                f"{', '.join(unknown.columns)} of {unknown.leaf}: {unknown.changes} UPDATEs and DELETEs of"
+                " the range. For an UPDATE without an old row the new row decides for both (R4.3); in the old"
+                " row of any other, and of a DELETE, the filter reads NULL (R3.9, R4.4)"
             ),
         )
     yield from _membership(table)

@@ -84,7 +84,7 @@ ACCEPTED = {
         'create publication p for table only "public"."t""x" (a, "B")'
     ),
     "create publication p for table s.t*, tables in schema u, v, table w where (a = ';')": (
-        'create publication p for table s.t*, tables in schema u, v, table "public".w where (a = \';\')'
+        "create publication p for table s.t*, tables in schema u, v, table \"public\".w where (a = ';')"
     ),
     "alter publication p add table s.t where (a -- ; drop table t\n > 1)": (
         "alter publication p add table s.t where (a > 1)"
@@ -114,7 +114,7 @@ def test_a_statement_is_written_anew(script: str, text: str) -> None:
 
 def test_statements_say_what_they_name() -> None:
     first, second, third = parse_script(
-        "create publication P for table A, s.\"B\" where (C = 'x' and \"D\" > 1);\n\n"
+        'create publication P for table A, s."B" where (C = \'x\' and "D" > 1);\n\n'
         "alter publication P rename to q;\nalter publication q owner to r"
     )
     assert first.command is Command.CREATE
