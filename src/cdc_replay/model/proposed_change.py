@@ -88,8 +88,8 @@ class PlannedTable:
     """A table of the subscription now, or as proposed.
 
     `membership`: `stays`, `new`, `removed`; what becomes of it is up to `refresh`.
-    `rows` are None if they are the same rows. `added_columns`, `removed_columns` of its changes. `uncaptured`:
-    the log does not have the changes that it would get, so `then` is too small.
+    `rows` are None if they are the same rows. `added_columns`, `removed_columns` of its changes.
+    `uncaptured`: the log does not have the changes that it would get, so `then` is too small.
     """
 
     table: str

@@ -174,7 +174,8 @@ def _present(
     try:
         check_publications(catalog, publications)
     except PublicationRefused as error:
-        return dataclasses.replace(catalog, publications={}), (
+        others = {name: entry for name, entry in catalog.publications.items() if name not in publications}
+        return dataclasses.replace(catalog, publications=others), (
             f"nothing is sent now, since PostgreSQL refuses to decode: {error.message} [{error.rule}]",
         )
     return catalog, ()

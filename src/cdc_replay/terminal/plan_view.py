@@ -204,13 +204,10 @@ def _facts(table: PlannedTable) -> Iterator[tuple[str, str]]:
     if table.filters_now != table.filters_then:
         yield from _filters("now", table.filters_now)
         yield from _filters("then", table.filters_then)
-    if table.added_columns:
-        yield "columns added", ", ".join(table.added_columns)
-    if table.removed_columns:
-        yield "columns removed", ", ".join(table.removed_columns)
-    if table.filters_now != table.filters_then:
-        for evaluated in table.evaluated_by:
-            yield "evaluated by", evaluated
+        yield from (("evaluated by", evaluated) for evaluated in table.evaluated_by)
+    for label, columns in (("columns added", table.added_columns), ("columns removed", table.removed_columns)):
+        if columns:
+            yield label, ", ".join(columns)
     if table.uncaptured:
         yield "changes", "not captured yet: the log does not have them"
     for unknown in table.unknown_old_values:
