@@ -68,8 +68,9 @@ def find_programs(major: int, folder: Path | None = None) -> ServerPrograms:
         if folder is None
         else f'"{folder}" has no server of PostgreSQL {major}',
         detail=f"Looked in {looked}.",
-        hint=f"Install it on this machine (Debian: postgresql-{major}; Red Hat: postgresql{major}-server); its"
-        f" service need not run. Or give --bin, the folder of its programs, which has {' and '.join(NEEDED)}.",
+        hint=f"Install it on this machine (Debian: postgresql-{major}; Red Hat: postgresql{major}-server);"
+        " its service need not run. Or give --bin, the folder of its programs, which has"
+        f" {' and '.join(NEEDED)}.",
     )
 
 
