@@ -136,18 +136,22 @@ def _plan(
             "--throwaway", help="Let a throw-away server parse the script: the publisher locks nothing."
         ),
     ] = False,
+    bin_folder: Annotated[
+        Path | None,
+        typer.Option("--bin", metavar="FOLDER", help="Programs of a server of the publisher's version."),
+    ] = None,
     config: ConfigOption = None,
     log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Show what a proposed change of publications would do, before it is executed."""
-    from cdc_replay.commands.plan import plan, read_script
+    from cdc_replay.commands.plan import PlanOptions, plan, read_script
     from cdc_replay.terminal.plan_view import planned
 
     loaded = load(config, log_level)
-    script = read_script(publications)
+    script, options = read_script(publications), PlanOptions(since, throwaway, bin_folder)
     with show_progress(f"plan {subscription}") as report:
-        result = plan(loaded, subscription, script, since=since, throwaway=throwaway, report=report)
+        result = plan(loaded, subscription, script, options, report=report)
     return dataclasses.replace(outcome_of(result, as_json=as_json), view=planned(result))
 
 

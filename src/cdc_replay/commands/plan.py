@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,24 +18,31 @@ LONGEST_SCRIPT: Final = 1 << 20
 """Bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """From which WAL position or timestamp changes are counted, and who parses the script.
+
+    `since`: None for the last 24 hours of the log. With `throwaway`, a throw-away server does, also if the
+    publisher could; `bin_folder` has the programs of such a server.
+    """
+
+    since: str | None = None
+    throwaway: bool = False
+    bin_folder: Path | None = None
+
+
+DEFAULT: Final = PlanOptions()
+
+
 def plan(
     config: Config,
     subscription: str,
     script: str,
+    options: PlanOptions = DEFAULT,
     *,
-    since: str | None = None,
-    throwaway: bool = False,
     report: Report = unreported,
 ) -> PlanResult:
-    """The effects of the statements in `script`, of which nothing is executed for good.
-
-    Args:
-        config: the configuration.
-        subscription: the subscription whose tables, rows and changes are counted.
-        script: CREATE, ALTER and DROP PUBLICATION statements.
-        since: WAL position or timestamp from which the log's changes are counted; default: its last 24 hours.
-        throwaway: let a throw-away server parse the script, also if the publisher could.
-        report: called while it runs.
+    """The effects of the statements in `script` on the subscription; nothing is executed for good.
 
     Raises:
         StatementNotAllowed: if the script has anything else.
@@ -48,8 +56,9 @@ def plan(
         publisher_dsn=config.dsn_of(publisher),
         change_log=publisher.change_log,
         script=script,
-        since=check_zone(since),
-        throwaway=throwaway,
+        since=check_zone(options.since),
+        throwaway=options.throwaway,
+        bin_folder=options.bin_folder,
         report=report,
     )
     return plan_proposal(request)

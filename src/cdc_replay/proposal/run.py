@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.errors import CdcReplayError, ChangeLogMissing, PublicationRefused
+from cdc_replay.errors import CdcReplayError, ChangeLogMissing, PublicationRefused, ServerProgramsMissing
 from cdc_replay.model.lsn import ZERO, Window
 from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.proposed_change import (
@@ -87,7 +87,16 @@ def _definitions(request: PlanRequest, statements: Sequence[Statement]) -> Defin
         if isinstance(parsed, Definitions):
             return parsed
         because = parsed
-    return parse_elsewhere(request.publisher_dsn, request.purpose, statements, because, request.bin_folder)
+    try:
+        return parse_elsewhere(
+            request.publisher_dsn, request.purpose, statements, because, request.bin_folder
+        )
+    except ServerProgramsMissing as error:
+        raise ServerProgramsMissing(
+            f"the publisher cannot parse the proposal: {because}; and {error.message}",
+            detail=error.detail,
+            hint=error.hint,
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,7 +205,10 @@ def _facts(table: PlannedTable) -> Iterator[tuple[str, str]]:
         yield from _filters("now", table.filters_now)
         yield from _filters("then", table.filters_then)
         yield from (("evaluated by", evaluated) for evaluated in table.evaluated_by)
-    for label, columns in (("columns added", table.added_columns), ("columns removed", table.removed_columns)):
+    for label, columns in (
+        ("columns added", table.added_columns),
+        ("columns removed", table.removed_columns),
+    ):
         if columns:
             yield label, ", ".join(columns)
     if table.uncaptured:

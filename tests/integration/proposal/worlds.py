@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cdc_replay.commands.plan import plan
+from cdc_replay.commands.plan import PlanOptions, plan
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.proposed_change import PlannedTable, PlanResult, SentChanges
 from cdc_replay.model.results import ReplayResult
@@ -75,7 +75,8 @@ class World:
     """What PostgreSQL decodes of CHANGES, by table."""
 
     def plan(self, script: str, *, since: Lsn | None = None, throwaway: bool = False) -> PlanResult:
-        return plan(self.twin.config, "s", script, since=str(since or self.since), throwaway=throwaway)
+        options = PlanOptions(str(since or self.since), throwaway)
+        return plan(self.twin.config, "s", script, options)
 
     @property
     def ours(self) -> Database:
