@@ -136,7 +136,6 @@ class PlanResult(Result):
     publications: tuple[str, ...]
     parsed_by: str
     because: str | None
-    rows_as_of: Lsn | None
     days: float
     tables: tuple[PlannedTable, ...] = ()
     failing: tuple[FailingStatement, ...] = ()

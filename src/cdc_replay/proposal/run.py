@@ -132,7 +132,6 @@ def _result(request: PlanRequest, definitions: Definitions, log_range: _LogRange
         publications=request.subscription.publications,
         parsed_by=definitions.parsed_by,
         because=definitions.because,
-        rows_as_of=None,
         days=log_range.days,
     )
     if (refused := _refused(definitions, request.subscription.publications)) is not None:
@@ -148,7 +147,6 @@ def _result(request: PlanRequest, definitions: Definitions, log_range: _LogRange
     failing = failing_statements(definitions.present, definitions.proposed)
     return dataclasses.replace(
         result,
-        rows_as_of=definitions.present.lsn,
         tables=planned_tables(both, rows, changes),
         failing=failing,
         warnings=(*warnings, *_warnings(both, request.subscription)),

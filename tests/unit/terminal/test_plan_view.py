@@ -51,7 +51,6 @@ RESULT = PlanResult(
     publications=("p",),
     parsed_by="the publisher",
     because=None,
-    rows_as_of=Lsn(200),
     days=0.5,
     tables=(TABLE,),
 )
