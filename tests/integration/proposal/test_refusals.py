@@ -209,6 +209,23 @@ def test_an_insert_only_publication_makes_nothing_fail(publisher: Database, plan
     publisher.run("update t set a = 1; update whole set a = 1; delete from keyless")
 
 
+def test_a_dropped_publication_takes_its_tables_along(planned: PlanScript) -> None:
+    """R1.19."""
+    for throwaway in (False, True):
+        result = planned("drop publication p, empty cascade", throwaway=throwaway)
+        assert [(table.table, table.membership) for table in result.tables] == [("public.t", "removed")]
+        assert 'publication "p" does not exist' in result.warnings[0]
+
+
+def test_a_publication_that_is_renamed_is_another_one(planned: PlanScript) -> None:
+    """A subscription lists publications by name."""
+    for throwaway in (False, True):
+        (table,) = planned("alter publication p rename to q", throwaway=throwaway).tables
+        assert (table.table, table.membership) == ("public.t", "removed")
+        script = "alter publication p rename to q; alter publication q rename to p"
+        assert planned(script, throwaway=throwaway).tables == ()
+
+
 def test_children_by_inheritance_are_members_on_both_servers(planned: PlanScript) -> None:
     """R2.16."""
     for throwaway in (False, True):
