@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from cdc_replay.errors import PublisherNotReady
 from cdc_replay.model.proposed_change import PlanResult
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.postgres.connection import connect
@@ -269,6 +270,24 @@ def test_a_role_without_rights_plans_on_a_throwaway_server(publisher: Database, 
     assert "must be owner of publication p" in (result.because or "")
     assert table.rows is not None
     assert (table.rows.now, table.rows.then, table.rows.leave) == (10, 3, 7)
+
+
+def test_an_owner_plans_on_the_publisher(publisher: Database, planned: PlanScript) -> None:
+    owns = "alter table t owner to {0}; alter publication p owner to {0}"
+    with role_of(publisher, owns) as dsn:
+        result = planned("alter publication p set table t where (id > 7)", dsn=dsn)
+    assert (result.parsed_by, result.error) == (PUBLISHER, None)
+
+
+def test_a_filter_with_an_oid_of_its_server_is_not_planned_elsewhere(planned: PlanScript) -> None:
+    script = "alter publication p set table t where (to_tsvector('english', b) @@ 'x' and id > 0)"
+    assert planned(script).refused is None
+    with pytest.raises(PublisherNotReady, match="another oid"):
+        planned(script, throwaway=True)
+    collated = planned("alter publication p set table t where (b < 'x' collate \"C\")", throwaway=True)
+    (table,) = collated.tables
+    assert table.rows is not None
+    assert table.rows.error is None
 
 
 def test_rows_that_the_role_may_not_read_are_not_counted(publisher: Database, planned: PlanScript) -> None:
