@@ -7,7 +7,6 @@ publisher. The trace is a sequence, which a rollback does not take back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -58,7 +57,7 @@ ATTACKS: Final = {
 
 
 @pytest.fixture
-def lair(publisher: Database, stranger: Stranger) -> Iterator[Database]:
+def lair(publisher: Database, stranger: Stranger) -> Database:
     """A schema with the stranger's tables, types, functions and operators."""
     publisher.run(f"create schema lair authorization {stranger.name}")
     before, operator = OWNED.split("    create operator")

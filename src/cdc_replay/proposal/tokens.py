@@ -30,7 +30,7 @@ LONGEST_NAME: Final = 63
 
 _SPACE: Final = re.compile(r"[ \t\r\n]+|--[^\r\n]*")
 _WORD: Final = re.compile(r"[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_$\u0080-\U0010ffff]*")
-_NUMBER: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_CONSTANT: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _STRING: Final = re.compile(r"'(?:[^']|'')*'")
 _QUOTED: Final = re.compile(r'"(?:[^"]|"")*"')
 _OPERATOR: Final = re.compile(r"[-+*/<>=~!@#%^&|`?]")
@@ -155,7 +155,7 @@ class _Scanner:
             return self._quoted(script[at])
         if (word := _WORD.match(script, at)) is not None:
             return self._word(word)
-        if (constant := _NUMBER.match(script, at)) is not None:
+        if (constant := _CONSTANT.match(script, at)) is not None:
             self._at = constant.end()
             if script[self._at : self._at + 1] == "." or _WORD.match(script, self._at):
                 raise refused(self._line, f"{constant[0]!r} goes on with letters or a dot")

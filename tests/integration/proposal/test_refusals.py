@@ -253,7 +253,7 @@ def role_of(database: Database, grants: str) -> Iterator[str]:
     role = sql.Identifier(name)
     with database.connect() as connection:
         connection.execute(sql.SQL("create role {} login").format(role))
-        connection.execute(sql.SQL(grants).format(role))  # type: ignore[arg-type]
+        connection.execute(sql.SQL(grants).format(role))
     try:
         yield database.cluster.dsn(database.name, name)
     finally:

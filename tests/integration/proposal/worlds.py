@@ -140,4 +140,6 @@ def decoded_changes(twin: Twin) -> dict[str, SentChanges]:
             case Insert() | Update() | Delete():
                 count = counts.setdefault(names[message.relation], Counter())
                 count.update({type(message).__name__.lower(): 1, "changes": 1, "bytes": len(data)})
+            case _:
+                pass
     return {table: SentChanges(**count) for table, count in counts.items()}
