@@ -50,6 +50,7 @@ GUIDES: Final[Mapping[str, str]] = {
     "refresh": "[Change publications](how-to/changed-publications.md), [Reconcile](how-to/reconcile.md)",
     "resume": "[Resume a parked subscription](how-to/parked.md)",
     "validate": "[Act on a failed validation](how-to/validation-failed.md)",
+    "plan": "[Plan a change of publications](how-to/plan.md)",
     "explain": "[Monitor](how-to/monitor.md#what-is-published)",
     "why": "[Explain a row](how-to/why.md)",
     "status": "[Monitor](how-to/monitor.md)",

@@ -60,6 +60,10 @@ class InvalidConfiguration(CdcReplayError):
     """The configuration cannot be used as it is."""
 
 
+class StatementNotAllowed(InvalidConfiguration):
+    """A proposed script has something else than statements about publications."""
+
+
 class InvalidLsn(CdcReplayError):
     """A text is not a WAL position."""
 
@@ -72,6 +76,14 @@ class ServerUnavailable(CdcReplayError):
 
 class MissingPrivilege(CdcReplayError):
     """The role lacks a privilege that the command needs."""
+
+
+class ServerProgramsMissing(CdcReplayError):
+    """The programs of a PostgreSQL server of a major version are not installed on this machine."""
+
+
+class ThrowawayServerFailed(CdcReplayError):
+    """A server that is needed for one command only cannot be created or started."""
 
 
 class PublisherNotReady(CdcReplayError):

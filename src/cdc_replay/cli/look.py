@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -106,6 +107,52 @@ def _why(
     name = QualifiedName.parse(table)
     result = why(load(config, log_level), subscription, name, key, last=last, with_values=values)
     return dataclasses.replace(outcome_of(result, as_json=as_json), view=row_explained(result))
+
+
+@app.command("plan", rich_help_panel=LOOK)
+def _plan(
+    subscription: SubscriptionArgument,
+    publications: Annotated[
+        Path,
+        typer.Option(
+            "--publications",
+            metavar="FILE",
+            help="A script of CREATE, ALTER and DROP PUBLICATION; - reads standard input.",
+            dir_okay=False,
+            allow_dash=True,
+        ),
+    ],
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            help="Count changes of the log from this WAL position or timestamp on;"
+            " default: the last 24 hours that the log holds.",
+        ),
+    ] = None,
+    throwaway: Annotated[
+        bool,
+        typer.Option(
+            "--throwaway", help="Let a throw-away server parse the script: the publisher locks nothing."
+        ),
+    ] = False,
+    bin_folder: Annotated[
+        Path | None,
+        typer.Option("--bin", metavar="FOLDER", help="Programs of a server of the publisher's version."),
+    ] = None,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = None,
+    as_json: JsonOption = False,
+) -> CommandOutcome:
+    """Show what a proposed change of publications would do, before it is executed."""
+    from cdc_replay.commands.plan import PlanOptions, plan, read_script
+    from cdc_replay.terminal.plan_view import planned
+
+    loaded = load(config, log_level)
+    script, options = read_script(publications), PlanOptions(since, throwaway, bin_folder)
+    with show_progress(f"plan {subscription}") as report:
+        result = plan(loaded, subscription, script, options, report=report)
+    return dataclasses.replace(outcome_of(result, as_json=as_json), view=planned(result))
 
 
 @app.command("status", rich_help_panel=LOOK)

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from cdc_replay.arrow.arrays import Bytes, Int64s
 from cdc_replay.filters.server_session import FilterSession
 from cdc_replay.model.subscription import OriginPolicy
 from cdc_replay.replay.route.filter_evaluation import FilterEvaluator
@@ -49,3 +50,13 @@ class GroupRouter:
         routes = self.router.find_routes(changes)
         results = self.evaluator.evaluate(changes, routes, session)
         return self.router.emit(changes, routes, results)
+
+    def outcomes(self, changes: DecodedChanges, session: FilterSession | None) -> tuple[Int64s, Bytes]:
+        """Route id and outcome of each change as for `route`, without what is sent: -1 and 0 for nothing.
+
+        Raises:
+            InvalidFilter, ServerUnavailable, MissingPrivilege: as `route`.
+        """
+        routes = self.router.find_routes(changes)
+        results = self.evaluator.evaluate(changes, routes, session)
+        return routes, self.router.outcomes(changes, routes, results)

@@ -128,7 +128,7 @@ class Router:
         Raises:
             SubscriberNotReady: if a row must be found by what the publisher does not send (R8.6, R8.7).
         """
-        outcomes = self._outcomes(changes, routes, results)
+        outcomes = self.outcomes(changes, routes, results)
         is_update = changes.kinds == _U
         counts = Counter(
             {
@@ -140,8 +140,11 @@ class Router:
         rows = np.flatnonzero(outcomes)
         return self._map_columns(changes, rows, routes[rows], outcomes[rows]), counts
 
-    def _outcomes(self, changes: DecodedChanges, routes: Int64s, results: FilterResults) -> Bytes:
-        """The kind of change that the subscription sees, per change."""
+    def outcomes(self, changes: DecodedChanges, routes: Int64s, results: FilterResults) -> Bytes:
+        """The kind of change that the subscription sees, per change: a byte of `ChangeKind`, 0 for nothing.
+
+        `routes` are those of `find_routes`, `results` those of their filters.
+        """
         kinds, has_old = changes.kinds, changes.tuples.has_old
         passes = np.ones(len(kinds), dtype=np.bool_)
         is_insert, is_update, is_delete = (kinds == kind for kind in (_I, _U, _D))
