@@ -1,0 +1,82 @@
+"""Tell every channel what it has not been told yet."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cdc_replay.alarms.channels import Channel
+from cdc_replay.alarms.memory import Memory, Remembered
+from cdc_replay.errors import ChannelFailed, InvalidConfiguration
+from cdc_replay.model.alarm import Alarm, AlarmKey, AlarmKind, AlarmsResult, Notice, Observed, Severity
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """Who is told, what was told, and what may pass without a word."""
+
+    channels: Sequence[Channel]
+    memory: Memory
+    patience: dt.timedelta
+
+    def tell(self, observed: Observed, now: dt.datetime) -> AlarmsResult:
+        """Send what is new; a channel that fails is logged, and told by the next look.
+
+        Raises:
+            AlarmsNotRemembered: if the memory cannot be used; then nothing was sent, or one notice.
+        """
+        before = self.memory.read()
+        remembered = Remembered.from_text(before, now, self.patience)
+        remembered = remembered.see(observed, [channel.name for channel in self.channels])
+        # Before anything is sent: without a memory it would be sent again and again.
+        self._write(remembered, before)
+        told: dict[str, int] = {}
+        resolved: dict[str, int] = {}
+        errors = []
+        for channel in self.channels:
+            notice = remembered.news(channel.name)
+            if not notice:
+                continue
+            if (error := _send(channel, notice)) is not None:
+                errors.append(error)
+                continue
+            remembered = remembered.tell(channel.name, notice)
+            self.memory.write(remembered.to_text())
+            told[channel.name], resolved[channel.name] = len(notice.raised), len(notice.resolved)
+        return AlarmsResult(remembered.present(), told, resolved, "\n".join(errors) or None)
+
+    def _write(self, remembered: Remembered, before: str | None) -> None:
+        text = remembered.to_text()
+        if text != (before or "[]"):
+            self.memory.write(text)
+
+
+def _send(channel: Channel, notice: Notice) -> str | None:
+    """Send it; the error, if it was not taken."""
+    try:
+        channel.send(notice)
+    except (ChannelFailed, InvalidConfiguration) as error:
+        logger.warning("alarms are not told: %s", error)
+        return str(error)
+    logger.info("channel %s: %d alarms, %d resolved", channel.name, len(notice.raised), len(notice.resolved))
+    return None
+
+
+def send_test(channels: Sequence[Channel], link: str) -> AlarmsResult:
+    """Send a message of kind `test` to every channel, whatever was told before."""
+    alarm = Alarm(
+        AlarmKey("cdc-replay", AlarmKind.TEST.value),
+        Severity.WARNING,
+        "this is a test of the channel",
+        "Nothing has to be done.",
+        link=link,
+    )
+    notice = Notice(raised=(alarm,))
+    errors = {channel.name: _send(channel, notice) for channel in channels}
+    failed = [error for error in errors.values() if error is not None]
+    told = {name: 1 for name, error in errors.items() if error is None}
+    return AlarmsResult((), told, error="\n".join(failed) or None)
