@@ -1,7 +1,7 @@
 """`watch__<publisher>`: trigger the replay of subscriptions that lag, and tell alarms.
 
-Groups with their own schedule are not triggered. New DAGs of this kind are not paused: they trigger nothing while
-the replay DAG is paused. `CDC_REPLAY_WATCH_SCHEDULE` is as that of `capture__<publisher>` (default 30).
+Groups with their own schedule are not triggered. New DAGs of this kind are not paused: they trigger nothing
+while the replay DAG is paused. `CDC_REPLAY_WATCH_SCHEDULE` is as that of `capture__<publisher>` (default 30).
 """
 
 from __future__ import annotations

@@ -182,5 +182,5 @@ def task_alarm(context: Context) -> Alarm:
         f"failed{of} in run {task.run_id}: {why}",
         (error.hint if error is not None else None) or "The log of the task has the error.",
         lsn=None if lsn is None else Lsn(lsn),
-        link=f"{base_url()}/dags/{quote(task.dag_id, safe='')}/runs/{run}/tasks/{quote(task.task_id, safe='')}",
+        link=f"{base_url()}/dags/{quote(task.dag_id, safe='')}/runs/{run}",
     )

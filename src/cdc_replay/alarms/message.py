@@ -24,7 +24,7 @@ _SEPARATORS: Final = frozenset({"Zl", "Zp"})
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
 
 _SECRETS: Final = (
-    re.compile(r"(?i)(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s/]*(?=@)"),
+    re.compile(r"(?i)(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)\S*(?=@)"),
     re.compile(
         r"""(?ix) ( \b [a-z_]* (?: password | passwd | pwd | token | secret | api_?key ) ["']? \s* [=:] \s* )
             (?: '(?:\\.|[^'\\])*' | "(?:\\.|[^"\\])*" | [^\s,;&]+ )"""
