@@ -110,6 +110,10 @@ def _of_publisher(publisher: PublisherStatus, most_retained: int | None) -> Obse
             text = f"replication slot {publisher.slot} is lost"
             remedy = f"Run `cdc-replay capture {name}`: it says what the server reports, and what to do."
             return critical(AlarmKind.SLOT, text, remedy, AlarmKind.RETAINED_WAL)
+        case _ if publisher.log_end is None:
+            text = f"replication slot {publisher.slot} exists, but its change log is missing"
+            remedy = f"Run `cdc-replay doctor`, or bring the folder back before `cdc-replay setup {name}`."
+            return critical(AlarmKind.LOG_NOT_READABLE, text, remedy)
         case PublisherState.READY | PublisherState.NEAR_LOST:
             return Observed(tuple(_retained_wal(publisher, subject, most_retained)))
 
