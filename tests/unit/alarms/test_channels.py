@@ -12,7 +12,7 @@ from cdc_replay.alarms.channel_connection import ChannelConnection
 from cdc_replay.alarms.channels import EmailChannel, WebhookChannel
 from cdc_replay.errors import ChannelFailed, InvalidConfiguration
 from cdc_replay.model.alarm import Alarm, AlarmKey, AlarmKind, Notice, Severity
-from fixtures.alarm_sinks import Certificate, SmtpSink, WebhookSink, serve_smtp
+from fixtures.alarm_sinks import Certificate, SmtpSink, WebhookSink, smtp_server
 
 NASTY = "x\r\nBcc: evil@example.com\r\n\r\nhello é\u202e"
 NOTICE = Notice(
@@ -31,10 +31,8 @@ def server(sink: SmtpSink | WebhookSink, **fields: object) -> ChannelConnection:
 
 @pytest.fixture
 def tls_sink(certificate: Certificate) -> Iterator[SmtpSink]:
-    sink = SmtpSink(tls=certificate.context)
-    with serve_smtp(sink) as running:
+    with smtp_server(certificate.context) as sink:
         yield sink
-        running.shutdown()
 
 
 @pytest.fixture
