@@ -87,35 +87,43 @@ def _subscription(name: str) -> str:
 
 
 def _of_publisher(publisher: PublisherStatus, most_retained: int | None) -> Observed:
-    name, subject = publisher.publisher, f"publisher {publisher.publisher}"
+    subject = f"publisher {publisher.publisher}"
+    if publisher.state is PublisherState.NO_SLOT and publisher.log_end is None:
+        return Observed(())  # not set up yet
+    if publisher.state in {PublisherState.DOWN, PublisherState.LOG_UNREADABLE}:
+        return _unreachable(publisher, subject)
+    if publisher.state in {PublisherState.NO_SLOT, PublisherState.LOST}:
+        return _without_slot(publisher, subject)
+    alarms = [*_retained_wal(publisher, subject, most_retained), *_log_missing(publisher, subject)]
+    return Observed(tuple(alarms))
+
+
+def _unreachable(publisher: PublisherStatus, subject: str) -> Observed:
     message, hint = split_hint(publisher.error or "")
+    if publisher.state is PublisherState.DOWN:
+        kind, text = AlarmKind.NO_ANSWER, f"does not answer: {message}"
+        hidden = (AlarmKind.SLOT, AlarmKind.RETAINED_WAL, AlarmKind.LOG_NOT_READABLE)
+    else:
+        kind, text = AlarmKind.LOG_NOT_READABLE, f"the change log cannot be read: {message}"
+        hidden = (AlarmKind.SLOT, AlarmKind.RETAINED_WAL)
+    alarm = Alarm(AlarmKey(subject, kind.value), Severity.CRITICAL, text, hint, lsn=publisher.log_end)
+    return Observed((alarm,), frozenset((subject, other) for other in hidden))
 
-    def critical(kind: AlarmKind, text: str, remedy: str, *unknown: AlarmKind) -> Observed:
-        alarm = Alarm(AlarmKey(subject, kind.value), Severity.CRITICAL, text, remedy, lsn=publisher.log_end)
-        return Observed((alarm,), frozenset((subject, other) for other in unknown))
 
-    match publisher.state:
-        case PublisherState.DOWN:
-            hidden = (AlarmKind.SLOT, AlarmKind.RETAINED_WAL, AlarmKind.LOG_NOT_READABLE)
-            return critical(AlarmKind.NO_ANSWER, f"does not answer: {message}", hint, *hidden)
-        case PublisherState.LOG_UNREADABLE:
-            text = f"the change log cannot be read: {message}"
-            return critical(AlarmKind.LOG_NOT_READABLE, text, hint, AlarmKind.SLOT)
-        case PublisherState.NO_SLOT if publisher.log_end is None:
-            return Observed(())  # not set up yet
-        case PublisherState.NO_SLOT:
-            text = f"replication slot {publisher.slot} is missing"
-            return critical(AlarmKind.SLOT, text, hint, AlarmKind.RETAINED_WAL)
-        case PublisherState.LOST:
-            text = f"replication slot {publisher.slot} is lost"
-            remedy = f"Run `cdc-replay capture {name}`: it says what the server reports, and what to do."
-            return critical(AlarmKind.SLOT, text, remedy, AlarmKind.RETAINED_WAL)
-        case _ if publisher.log_end is None:
-            text = f"replication slot {publisher.slot} exists, but its change log is missing"
-            remedy = f"Run `cdc-replay doctor`, or bring the folder back before `cdc-replay setup {name}`."
-            return critical(AlarmKind.LOG_NOT_READABLE, text, remedy)
-        case PublisherState.READY | PublisherState.NEAR_LOST:
-            return Observed(tuple(_retained_wal(publisher, subject, most_retained)))
+def _without_slot(publisher: PublisherStatus, subject: str) -> Observed:
+    is_lost = publisher.state is PublisherState.LOST
+    text = f"replication slot {publisher.slot} is {'lost' if is_lost else 'missing'}"
+    hint = f"Run `cdc-replay capture {publisher.publisher}`: it says what the server reports, and what to do."
+    key = AlarmKey(subject, AlarmKind.SLOT.value)
+    alarm = Alarm(key, Severity.CRITICAL, text, hint, lsn=publisher.log_end)
+    return Observed((alarm,), frozenset({(subject, AlarmKind.RETAINED_WAL)}))
+
+
+def _log_missing(publisher: PublisherStatus, subject: str) -> Iterator[Alarm]:
+    if publisher.log_end is None:
+        text = f"replication slot {publisher.slot} exists, but its change log is missing"
+        hint = "Bring the folder back; `cdc-replay doctor` says where it is looked for."
+        yield Alarm(AlarmKey(subject, AlarmKind.LOG_NOT_READABLE.value), Severity.CRITICAL, text, hint)
 
 
 def _retained_wal(publisher: PublisherStatus, subject: str, most: int | None) -> Iterator[Alarm]:
