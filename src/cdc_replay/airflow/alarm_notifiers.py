@@ -16,6 +16,7 @@ if that cannot have values of rows.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -121,7 +122,9 @@ class ResolvedNotifier(_TaskNotifier):
 
 
 def _look(config: Config, context: Context) -> Telling:
-    return telling(config, _memory(config, context), dt.timedelta())
+    # The watch looks at the memory of tasks, too (`alarm_watch`).
+    told = telling(config, _memory(config, context), dt.timedelta())
+    return dataclasses.replace(told, writes_first=False)
 
 
 def _memory(config: Config, context: Context) -> VariableMemory:

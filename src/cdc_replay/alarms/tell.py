@@ -17,11 +17,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """Who is told, what was told, and what may pass without a word."""
+    """Who is told, what was told, and what may pass without a word.
+
+    Without `writes_first` the memory is written once, at the end: for a memory that another process may read
+    meanwhile, which must not find an alarm that is just being told.
+    """
 
     channels: Sequence[Channel]
     memory: Memory
     patience: dt.timedelta
+    writes_first: bool = True
 
     def tell(self, observed: Observed, now: dt.datetime) -> AlarmsResult:
         """Send what is new; a channel that fails is logged, and told by the next look.
@@ -32,8 +37,8 @@ class Telling:
         before = self.memory.read()
         remembered = Remembered.from_text(before, now, self.patience)
         remembered = remembered.see(observed, [channel.name for channel in self.channels])
-        # Before anything is sent: without a memory it would be sent again and again.
-        self._write(remembered, before)
+        if self.writes_first:  # without a memory it would be sent again and again
+            self._write(remembered, before)
         told: dict[str, int] = {}
         resolved: dict[str, int] = {}
         errors = []
@@ -45,8 +50,11 @@ class Telling:
                 errors.append(error)
                 continue
             remembered = remembered.tell(channel.name, notice)
-            self.memory.write(remembered.to_text())
+            if self.writes_first:
+                self.memory.write(remembered.to_text())
             told[channel.name], resolved[channel.name] = len(notice.raised), len(notice.resolved)
+        if not self.writes_first:
+            self._write(remembered, before)
         return AlarmsResult(remembered.present(), told, resolved, "\n".join(errors) or None)
 
     def _write(self, remembered: Remembered, before: str | None) -> None:

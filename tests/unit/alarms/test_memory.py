@@ -186,6 +186,25 @@ def test_without_a_memory_nothing_is_sent(mail: FakeChannel, watcher: Watcher) -
     assert mail.sent == []
 
 
+def test_a_memory_that_others_read_is_written_when_all_is_told(mail: FakeChannel) -> None:
+    """Another process would find an alarm that is just being told, and tell it, too."""
+    memory = KeptText()
+    seen = []
+
+    class Spy(FakeChannel):
+        def send(self, notice: Notice) -> None:
+            seen.append(memory.text)
+            super().send(notice)
+
+    channels = (mail, Spy("spy"))
+    for alarms in ((LAG,), (LAG,), (), ()):
+        told = Telling(channels, memory, dt.timedelta(), writes_first=False)
+        told.tell(Observed(alarms), START)
+    assert seen[0] is None
+    assert '"gone":null,"told":{"mail":"warning","spy":"warning"}' in str(seen[1])
+    assert (len(seen), len(mail.sent), memory.text) == (2, 2, "[]")
+
+
 @pytest.mark.parametrize("text", ["", "{", "null", "[1, {}]", '[{"subject": 3}]', "[[[["])
 def test_a_damaged_memory_is_an_empty_one(text: str) -> None:
     assert Remembered.from_text(text, START, PATIENCE).entries == {}
