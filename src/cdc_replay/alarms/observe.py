@@ -14,6 +14,7 @@ What a look cannot say is unknown, so that an alarm is neither raised nor resolv
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -100,6 +101,7 @@ def _of_publisher(publisher: PublisherStatus, most_retained: int | None) -> Obse
 
 def _unreachable(publisher: PublisherStatus, subject: str) -> Observed:
     message, hint = split_hint(publisher.error or "")
+    hidden: tuple[AlarmKind, ...]
     if publisher.state is PublisherState.DOWN:
         kind, text = AlarmKind.NO_ANSWER, f"does not answer: {message}"
         hidden = (AlarmKind.SLOT, AlarmKind.RETAINED_WAL, AlarmKind.LOG_NOT_READABLE)
@@ -148,7 +150,9 @@ def _retained_wal(publisher: PublisherStatus, subject: str, most: int | None) ->
 def _log_not_writable(publisher: str, check: Check) -> Iterator[Alarm]:
     if check.verdict is Verdict.FAILED:
         key = AlarmKey(f"publisher {publisher}", AlarmKind.LOG_NOT_WRITABLE.value)
-        yield Alarm(key, Severity.CRITICAL, check.message, check.remedy)
+        # A folder without room is writable, as `doctor` says it.
+        text = check.message.replace(" is writable, ", " has no room left: ")
+        yield Alarm(key, Severity.CRITICAL, text, check.remedy)
 
 
 def _of_subscription(
@@ -237,7 +241,8 @@ def _lag(subscription: SubscriptionStatus, subject: str, bounds: Bounds) -> Iter
         bounds.lag if subscription.lag_seconds is not None else None,
         bounds.lag_bytes if subscription.lag_bytes is not None else None,
     )
-    for problem in lag_beyond(subscription, known):
+    # One alarm, also if both bounds are exceeded: its key is the same.
+    for problem in itertools.islice(lag_beyond(subscription, known), 1):
         is_worse = any(True for _ in lag_beyond(subscription, known.times(WORSE)))
         yield Alarm(
             AlarmKey(subject, AlarmKind.LAG.value),

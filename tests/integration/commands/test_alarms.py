@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,7 +137,7 @@ def planted(
     smtp_sink: SmtpSink,
     webhook_sink: WebhookSink,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Planted]:
+) -> Planted:
     """Everything is well, and a first look has told nothing."""
     made = Planted(tmp_path, publisher, subscriber, smtp_sink, webhook_sink)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def mail(connection: ChannelConnection) -> EmailChannel:
     return EmailChannel("smtp", ("ops@example.com", "b@example.com"), "cdc@example.com", lambda _: connection)
 
 
-def server(sink: SmtpSink | WebhookSink, **fields: object) -> ChannelConnection:
+def server(sink: SmtpSink | WebhookSink, **fields: Any) -> ChannelConnection:
     return replace(ChannelConnection(host="127.0.0.1", port=sink.port), **fields)
 
 
