@@ -51,7 +51,7 @@ from cdc_replay.errors import (
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from cdc_replay.alarms.tell import Telling
+    from cdc_replay.alarm.tell import Telling
     from cdc_replay.config import Config
     from cdc_replay.model.alarm import Alarm
 
@@ -123,8 +123,8 @@ class ResolvedNotifier(_TaskNotifier):
 
 def _look(config: Config, context: Context) -> Telling:
     # The watch looks at the memory of tasks, too (`alarm_watch`).
-    told = telling(config, _memory(config, context), dt.timedelta())
-    return dataclasses.replace(told, writes_first=False)
+    sent = telling(config, _memory(config, context), dt.timedelta())
+    return dataclasses.replace(sent, writes_first=False)
 
 
 def _memory(config: Config, context: Context) -> VariableMemory:

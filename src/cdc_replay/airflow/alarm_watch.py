@@ -25,8 +25,8 @@ from cdc_replay.airflow.links import PREFIX
 from cdc_replay.errors import AlarmsNotRemembered, InvalidConfiguration
 
 if TYPE_CHECKING:
-    from cdc_replay.alarms.channel_connection import ChannelConnection
-    from cdc_replay.alarms.tell import Telling
+    from cdc_replay.alarm.channel_connection import ChannelConnection
+    from cdc_replay.alarm.tell import Telling
     from cdc_replay.config import Config
     from cdc_replay.model.alarm import AlarmKey
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class VariableMemory:
-    """A Variable of Airflow; see `cdc_replay.alarms.memory.Memory`."""
+    """A Variable of Airflow; see `cdc_replay.alarm.memory.Memory`."""
 
     key: str
 
@@ -76,7 +76,7 @@ def channel_connection(conn_id: str) -> ChannelConnection:
     Raises:
         InvalidConfiguration: if Airflow does not have it.
     """
-    from cdc_replay.alarms.channel_connection import ChannelConnection
+    from cdc_replay.alarm.channel_connection import ChannelConnection
 
     try:
         connection = BaseHook.get_connection(conn_id)
@@ -124,7 +124,7 @@ def _tell_again(config: Config, publisher: str) -> None:
 
 def telling(config: Config, memory: VariableMemory | str, patience: dt.timedelta | None = None) -> Telling:
     """The configured channels, with a memory or the one of a publisher."""
-    from cdc_replay.alarms.tell import Telling
+    from cdc_replay.alarm.tell import Telling
     from cdc_replay.commands.alarms import channels_of
 
     kept = VariableMemory.of(memory) if isinstance(memory, str) else memory

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
-from cdc_replay.alarms.channel_connection import ChannelConnection
-from cdc_replay.alarms.channels import Channel, EmailChannel, Resolver, WebhookChannel
-from cdc_replay.alarms.memory import FileMemory
-from cdc_replay.alarms.observe import AlarmBounds, observe
-from cdc_replay.alarms.tell import Telling, send_test
+from cdc_replay.alarm.channel_connection import ChannelConnection
+from cdc_replay.alarm.channels import Channel, EmailChannel, Resolver, WebhookChannel
+from cdc_replay.alarm.memory import FileMemory
+from cdc_replay.alarm.observe import AlarmBounds, observe
+from cdc_replay.alarm.tell import Telling, send_test
 from cdc_replay.changelog.storage import Location, check_put_if_absent, storage_write_errors
 from cdc_replay.commands.status import ServerAnswers, status_of
 from cdc_replay.config import Config

@@ -125,6 +125,6 @@ class AlarmsResult(Result):
     """All present alarms, how many each channel was told of, and why a channel could not be told."""
 
     alarms: tuple[Alarm, ...]
-    told: dict[str, int] = field(default_factory=dict)
+    sent: dict[str, int] = field(default_factory=dict)
     resolved: dict[str, int] = field(default_factory=dict)
     error: str | None = None

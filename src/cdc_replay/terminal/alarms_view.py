@@ -22,6 +22,6 @@ def _lines(result: AlarmsResult) -> Iterator[RenderableType]:
         yield Text.assemble(text(alarm.key.subject, style), ": ", text(alarm.message))
         if alarm.hint:
             yield labelled([("→", text(alarm.hint))])
-    for channel, count in result.told.items():
+    for channel, count in result.sent.items():
         over = result.resolved.get(channel, 0)
         yield text(f"told {channel}: {count} new or worse, {over} resolved")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cdc_replay.alarms.channel_connection import ChannelConnection
-from cdc_replay.alarms.channels import EmailChannel, WebhookChannel
+from cdc_replay.alarm.channel_connection import ChannelConnection
+from cdc_replay.alarm.channels import EmailChannel, WebhookChannel
 from cdc_replay.errors import ChannelFailed, InvalidConfiguration
 from cdc_replay.model.alarm import Alarm, AlarmKey, AlarmKind, Notice, Severity
 from fixtures.alarm_sinks import Certificate, SmtpSink, WebhookSink, smtp_server

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc_replay.alarms.observe import AlarmBounds, observe
+from cdc_replay.alarm.observe import AlarmBounds, observe
 from cdc_replay.model.alarm import Alarm, AlarmKey, Observed, Severity
 from cdc_replay.model.check import Check, Verdict
 from cdc_replay.model.lsn import Lsn

@@ -1,6 +1,6 @@
 """Alarms: `observe` sees them in a status, `memory` knows what was told, `channels` send what is new.
 
-    status, log folder ─▶ observe ─▶ Observed ─▶ memory.News ─▶ message ─▶ channels (mail, webhook)
+    status, log folder ─▶ observe ─▶ Observed ─▶ Ledger.news ─▶ message ─▶ channels (mail, webhook)
                                                    ▲      │
                                                    └ told ┘
 

@@ -37,7 +37,7 @@ LARGEST_FILE: Final = 16 << 20
 
 
 class Memory(Protocol):
-    """Where the text of `Remembered` is kept between two looks."""
+    """Where the text of `Ledger` is kept between two looks."""
 
     def read(self) -> str | None:
         """What was written last; None if there is nothing.
@@ -60,43 +60,43 @@ class Entry:
 
     alarm: Alarm
     first_seen: dt.datetime
-    gone: dt.datetime | None = None
-    told: dict[str, Severity] = field(default_factory=dict)
+    absent_since: dt.datetime | None = None
+    sent: dict[str, Severity] = field(default_factory=dict)
 
     def is_due(self, now: dt.datetime, patience: dt.timedelta) -> bool:
         """Whether it is there, and has lasted long enough to be told."""
-        if self.gone is not None:
+        if self.absent_since is not None:
             return False
         is_passing = AlarmKind(self.alarm.key.kind) in PASSING
         return not is_passing or now - self.first_seen >= patience
 
     def is_over(self, now: dt.datetime, patience: dt.timedelta) -> bool:
         """Whether it is gone for good."""
-        return self.gone is not None and now - self.gone >= patience
+        return self.absent_since is not None and now - self.absent_since >= patience
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class Ledger:
     """All entries, after a look at `now`."""
 
     entries: dict[AlarmKey, Entry]
     now: dt.datetime
     patience: dt.timedelta
 
-    def see(self, observed: Observed, channels: Iterable[str]) -> Remembered:
+    def see(self, observed: Observed, channels: Iterable[str]) -> Ledger:
         """The memory after a look; channels that are configured no more are forgotten."""
         known = frozenset(channels)
         seen = {alarm.key: alarm for alarm in observed.alarms}
         entries = {}
         for key, entry in self.entries.items():
             if key in seen:
-                kept = replace(entry, alarm=self._dated(seen[key], entry.first_seen), gone=None)
-            elif entry.gone is None and not observed.is_unknown(key):
-                kept = replace(entry, gone=self.now)
+                kept = replace(entry, alarm=self._dated(seen[key], entry.first_seen), absent_since=None)
+            elif entry.absent_since is None and not observed.is_unknown(key):
+                kept = replace(entry, absent_since=self.now)
             else:
                 kept = entry
-            kept = replace(kept, told={name: at for name, at in kept.told.items() if name in known})
-            if kept.told or not kept.is_over(self.now, self.patience):
+            kept = replace(kept, sent={name: at for name, at in kept.sent.items() if name in known})
+            if kept.sent or not kept.is_over(self.now, self.patience):
                 entries[key] = kept
         for key, alarm in seen.items():
             if key not in entries:
@@ -111,36 +111,36 @@ class Remembered:
         """What this channel has not been told yet."""
         raised, resolved = [], []
         for entry in self.entries.values():
-            told = entry.told.get(channel)
+            sent = entry.sent.get(channel)
             if entry.is_over(self.now, self.patience):
-                if told is not None:
+                if sent is not None:
                     resolved.append(entry.alarm)
             elif (
                 entry.is_due(self.now, self.patience)
-                and (0 if told is None else told.rank) < entry.alarm.severity.rank
+                and (0 if sent is None else sent.rank) < entry.alarm.severity.rank
             ):
                 raised.append(entry.alarm)
         raised.sort(key=lambda alarm: (-alarm.severity.rank, alarm.key))
         return Notice(tuple(raised), tuple(sorted(resolved, key=lambda alarm: alarm.key)))
 
-    def tell(self, channel: str, notice: Notice) -> Remembered:
+    def tell(self, channel: str, notice: Notice) -> Ledger:
         """The memory after the channel was told."""
         entries = dict(self.entries)
         for alarm in notice.raised:
             entry = entries[alarm.key]
-            entries[alarm.key] = replace(entry, told=entry.told | {channel: alarm.severity})
+            entries[alarm.key] = replace(entry, sent=entry.sent | {channel: alarm.severity})
         for alarm in notice.resolved:
             entry = entries[alarm.key]
-            told = {name: at for name, at in entry.told.items() if name != channel}
-            if told:
-                entries[alarm.key] = replace(entry, told=told)
+            sent = {name: at for name, at in entry.sent.items() if name != channel}
+            if sent:
+                entries[alarm.key] = replace(entry, sent=sent)
             else:
                 del entries[alarm.key]
         return replace(self, entries=entries)
 
     def present(self) -> tuple[Alarm, ...]:
         """The alarms that hold now, also those that are not due yet."""
-        there = (entry.alarm for entry in self.entries.values() if entry.gone is None)
+        there = (entry.alarm for entry in self.entries.values() if entry.absent_since is None)
         return tuple(sorted(there, key=lambda alarm: (-alarm.severity.rank, alarm.key)))
 
     def to_text(self) -> str:
@@ -149,7 +149,7 @@ class Remembered:
         return json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
-    def from_text(cls, text: str | None, now: dt.datetime, patience: dt.timedelta) -> Remembered:
+    def from_text(cls, text: str | None, now: dt.datetime, patience: dt.timedelta) -> Ledger:
         """The memory of an earlier look; entries that cannot be read are forgotten."""
         try:
             listed = json.loads(text or "[]")
@@ -176,13 +176,13 @@ def _to_json(entry: Entry) -> dict[str, object]:
         "lsn": None if alarm.lsn is None else str(alarm.lsn),
         "link": alarm.link,
         "first_seen": entry.first_seen.isoformat(),
-        "gone": None if entry.gone is None else entry.gone.isoformat(),
-        "told": {name: severity.value for name, severity in entry.told.items()},
+        "absent_since": None if entry.absent_since is None else entry.absent_since.isoformat(),
+        "sent": {name: severity.value for name, severity in entry.sent.items()},
     }
 
 
 def _from_json(form: dict[str, object]) -> Entry:
-    lsn, gone, told = form["lsn"], form["gone"], form["told"]
+    lsn, absent_since, sent = form["lsn"], form["absent_since"], form["sent"]
     alarm = Alarm(
         key=AlarmKey(str(form["subject"]), AlarmKind(form["kind"]).value, str(form["part"])),
         severity=Severity(form["severity"]),
@@ -192,13 +192,13 @@ def _from_json(form: dict[str, object]) -> Entry:
         lsn=None if lsn is None else Lsn.parse(str(lsn)),
         link=str(form["link"]),
     )
-    if not isinstance(told, dict):
-        raise TypeError(told)
+    if not isinstance(sent, dict):
+        raise TypeError(sent)
     return Entry(
         alarm,
         dt.datetime.fromisoformat(str(form["first_seen"])),
-        None if gone is None else dt.datetime.fromisoformat(str(gone)),
-        {str(name): Severity(severity) for name, severity in told.items()},
+        None if absent_since is None else dt.datetime.fromisoformat(str(absent_since)),
+        {str(name): Severity(severity) for name, severity in sent.items()},
     )
 
 

@@ -29,8 +29,8 @@ from email.utils import format_datetime, localtime, make_msgid
 from http.client import HTTPException, HTTPMessage
 from typing import IO, Final, Protocol, TypeAlias
 
-from cdc_replay.alarms.channel_connection import ChannelConnection
-from cdc_replay.alarms.message import chat_of, json_of, one_line, subject_of, text_of
+from cdc_replay.alarm.channel_connection import ChannelConnection
+from cdc_replay.alarm.message import chat_of, json_of, one_line, subject_of, text_of
 from cdc_replay.errors import ChannelFailed, InvalidConfiguration
 from cdc_replay.model.alarm import Notice
 

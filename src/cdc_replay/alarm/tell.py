@@ -7,8 +7,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cdc_replay.alarms.channels import Channel
-from cdc_replay.alarms.memory import Memory, Remembered
+from cdc_replay.alarm.channels import Channel
+from cdc_replay.alarm.memory import Ledger, Memory
 from cdc_replay.errors import ChannelFailed, InvalidConfiguration
 from cdc_replay.model.alarm import Alarm, AlarmKey, AlarmKind, AlarmsResult, Notice, Observed, Severity
 
@@ -35,30 +35,30 @@ class Telling:
             AlarmsNotRemembered: if the memory cannot be used; then nothing was sent, or one notice.
         """
         before = self.memory.read()
-        remembered = Remembered.from_text(before, now, self.patience)
-        remembered = remembered.see(observed, [channel.name for channel in self.channels])
+        ledger = Ledger.from_text(before, now, self.patience)
+        ledger = ledger.see(observed, [channel.name for channel in self.channels])
         if self.writes_first:  # without a memory it would be sent again and again
-            self._write(remembered, before)
-        told: dict[str, int] = {}
+            self._write(ledger, before)
+        sent: dict[str, int] = {}
         resolved: dict[str, int] = {}
         errors = []
         for channel in self.channels:
-            notice = remembered.news(channel.name)
+            notice = ledger.news(channel.name)
             if not notice:
                 continue
             if (error := _send(channel, notice)) is not None:
                 errors.append(error)
                 continue
-            remembered = remembered.tell(channel.name, notice)
+            ledger = ledger.tell(channel.name, notice)
             if self.writes_first:
-                self.memory.write(remembered.to_text())
-            told[channel.name], resolved[channel.name] = len(notice.raised), len(notice.resolved)
+                self.memory.write(ledger.to_text())
+            sent[channel.name], resolved[channel.name] = len(notice.raised), len(notice.resolved)
         if not self.writes_first:
-            self._write(remembered, before)
-        return AlarmsResult(remembered.present(), told, resolved, "\n".join(errors) or None)
+            self._write(ledger, before)
+        return AlarmsResult(ledger.present(), sent, resolved, "\n".join(errors) or None)
 
-    def _write(self, remembered: Remembered, before: str | None) -> None:
-        text = remembered.to_text()
+    def _write(self, ledger: Ledger, before: str | None) -> None:
+        text = ledger.to_text()
         if text != (before or "[]"):
             self.memory.write(text)
 
@@ -86,5 +86,5 @@ def send_test(channels: Sequence[Channel], link: str) -> AlarmsResult:
     notice = Notice(raised=(alarm,))
     errors = {channel.name: _send(channel, notice) for channel in channels}
     failed = [error for error in errors.values() if error is not None]
-    told = {name: 1 for name, error in errors.items() if error is None}
-    return AlarmsResult((), told, error="\n".join(failed) or None)
+    sent = {name: 1 for name, error in errors.items() if error is None}
+    return AlarmsResult((), sent, error="\n".join(failed) or None)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc_replay.alarms.memory import FileMemory, Remembered
-from cdc_replay.alarms.tell import Telling
+from cdc_replay.alarm.memory import FileMemory, Ledger
+from cdc_replay.alarm.tell import Telling
 from cdc_replay.errors import AlarmsNotRemembered, ChannelFailed
 from cdc_replay.model.alarm import Alarm, AlarmKey, AlarmKind, Notice, Observed, Severity
 from cdc_replay.model.lsn import Lsn
@@ -198,23 +198,23 @@ def test_a_memory_that_others_read_is_written_when_all_is_told(mail: FakeChannel
 
     channels = (mail, Spy("spy"))
     for alarms in ((LAG,), (LAG,), (), ()):
-        told = Telling(channels, memory, dt.timedelta(), writes_first=False)
-        told.tell(Observed(alarms), START)
+        sent = Telling(channels, memory, dt.timedelta(), writes_first=False)
+        sent.tell(Observed(alarms), START)
     assert seen[0] is None
-    assert '"gone":null,"told":{"mail":"warning","spy":"warning"}' in str(seen[1])
+    assert '"absent_since":null,"sent":{"mail":"warning","spy":"warning"}' in str(seen[1])
     assert (len(seen), len(mail.sent), memory.text) == (2, 2, "[]")
 
 
 @pytest.mark.parametrize("text", ["", "{", "null", "[1, {}]", '[{"subject": 3}]', "[[[["])
 def test_a_damaged_memory_is_an_empty_one(text: str) -> None:
-    assert Remembered.from_text(text, START, PATIENCE).entries == {}
+    assert Ledger.from_text(text, START, PATIENCE).entries == {}
 
 
 def test_the_memory_is_read_as_it_was_written() -> None:
     hostile = replace(PARKED, message='a\n"b"\ud800 \u202e', key=AlarmKey("s", "parked", "\x00'\n"))
-    seen = Remembered({}, START, PATIENCE).see(Observed((LAG, hostile)), ["mail"])
-    told = seen.tell("mail", seen.news("mail"))
-    assert Remembered.from_text(told.to_text(), START, PATIENCE) == told
+    seen = Ledger({}, START, PATIENCE).see(Observed((LAG, hostile)), ["mail"])
+    sent = seen.tell("mail", seen.news("mail"))
+    assert Ledger.from_text(sent.to_text(), START, PATIENCE) == sent
 
 
 def test_the_file_is_private_and_another_users_is_not_read(tmp_path: Path) -> None:

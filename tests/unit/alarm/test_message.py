@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cdc_replay.alarms.message import (
+from cdc_replay.alarm.message import (
     LONGEST_FIELD,
     MOST_SHOWN,
     chat_of,
