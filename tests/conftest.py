@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pytest
 
 pytest_plugins = [
+    "fixtures.alarm_sinks",
     "fixtures.postgres",
     "fixtures.spark",
     "fixtures.browser",

@@ -16,17 +16,15 @@ import datetime as dt
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import typer
+from pydantic import BaseModel
 
 from cdc_replay import config_schema
 from cdc_replay.airflow.gauges import GAUGES, PREFIX
 from cdc_replay.cli import app
 from cdc_replay.config import Timeouts
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 CONFIGURATION: Final = DOCS / "configuration.md"
@@ -35,15 +33,22 @@ METRICS: Final = DOCS / "metrics.md"
 
 MODELS: Final[Mapping[str, type[BaseModel]]] = {
     "publishers.NAME": config_schema.Publisher,
+    "publishers.NAME.alarms": config_schema.PublisherAlarms,
     "subscriptions.NAME": config_schema.Subscription,
+    "subscriptions.NAME.alarms": config_schema.SubscriptionAlarms,
     "groups.NAME": config_schema.Group,
     "timeouts": config_schema.Timeouts,
+    "alarms": config_schema.Alarms,
+    "alarms.notify": config_schema.Channel,
+    "alarms.notify.email": config_schema.Email,
+    "alarms.notify.webhook": config_schema.Webhook,
 }
 
 COMMON_OPTIONS: Final = frozenset({"--config", "--log-level", "--json", "--help"})
 """Described once, above the reference."""
 
 GUIDES: Final[Mapping[str, str]] = {
+    "alarms": "[Tell alarms](how-to/alarms.md)",
     "setup": "[Grant least privilege](how-to/least-privilege.md)",
     "capture": "[Act on a refused capture](how-to/capture-refused.md)",
     "backfill": "[Backfill a range](how-to/backfill.md)",
@@ -69,12 +74,12 @@ def configuration_keys() -> Iterator[tuple[str, str, str]]:
         for name, field in model.model_fields.items():
             default = defaults.get(name, field.default) if section == "timeouts" else field.default
             shown = "required" if field.is_required() else _yaml(default)
-            yield f"{section}.{name}", shown, " ".join((field.description or "").split())
+            yield f"{section}.{field.alias or name}", shown, " ".join((field.description or "").split())
 
 
 def _yaml(default: object) -> str:
-    """A default as it is written in the file; empty for None, which the description explains."""
-    if default is None:
+    """A default as it is written in the file; empty for None and for sections, which have their own rows."""
+    if default is None or isinstance(default, BaseModel):
         return ""
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"

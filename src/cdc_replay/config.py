@@ -10,16 +10,26 @@ import datetime as dt
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
 from pydantic import ValidationError
 
 from cdc_replay.config_file import ConfigFile, read_config_file
-from cdc_replay.config_schema import DEFAULT_KEEP, LONGEST_SLOT_NAME, File, Group, Publisher
+from cdc_replay.config_schema import (
+    DEFAULT_KEEP,
+    DEFAULT_PATIENCE,
+    LONGEST_SLOT_NAME,
+    Alarms,
+    Channel,
+    File,
+    Group,
+    Publisher,
+)
 from cdc_replay.config_schema import Subscription as GivenSubscription
 from cdc_replay.errors import InvalidConfiguration
+from cdc_replay.model.problems import Bounds
 from cdc_replay.model.subscription import (
     ConflictPolicy,
     FailurePolicy,
@@ -56,6 +66,8 @@ class PublisherConfig:
     """`prune` keeps transactions that committed within this time, also if no subscription needs them."""
     pool: str | None = None
     """Airflow's, of tasks that read the slot; None: the default pool."""
+    alarm_retained_wal: int | None = None
+    """In bytes; more is an alarm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +86,8 @@ class SubscriptionConfig:
     """Bytes per second that all readers of a snapshot together may copy; None: no limit."""
     reports_values: bool = False
     """Whether reports show values of differing rows, not only their keys."""
+    alarm_bounds: Bounds = field(default_factory=Bounds)
+    """What is beyond them is an alarm."""
 
     @property
     def name(self) -> str:
@@ -112,6 +126,25 @@ class Timeouts(SessionTimeouts):
 
 
 @dataclass(frozen=True, slots=True)
+class AlarmChannel:
+    """A mail channel if `to` has addresses, else a webhook; `is_chat`: in the form that Slack takes."""
+
+    conn_id: str
+    to: tuple[str, ...] = ()
+    sender: str | None = None
+    is_chat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmSettings:
+    """Who is told of alarms, and what may pass without a word."""
+
+    notify: tuple[AlarmChannel, ...] = ()
+    patience: dt.timedelta = DEFAULT_PATIENCE
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole file, checked; connections are resolved by `dsn_of`."""
 
@@ -121,6 +154,7 @@ class Config:
     groups: Mapping[str, GroupConfig]
     connections: Resolver = connection_from_environment
     timeouts: Timeouts = field(default_factory=Timeouts)
+    alarms: AlarmSettings = field(default_factory=AlarmSettings)
 
     def publisher(self, name: str) -> PublisherConfig:
         """The publisher of that name.
@@ -221,14 +255,18 @@ def _to_configuration_error(file: ConfigFile, error: ValidationError) -> Invalid
 
 
 def _to_config(file: Path, parsed: File, connections: Resolver) -> Config:
-    publishers = {name: _publisher(name, given, file) for name, given in parsed.publishers.items()}
-    subscriptions = {name: _subscription(name, given) for name, given in parsed.subscriptions.items()}
+    alarms = parsed.alarms
+    publishers = {name: _publisher(name, given, file, alarms) for name, given in parsed.publishers.items()}
+    subscriptions = {name: _subscription(name, given, alarms) for name, given in parsed.subscriptions.items()}
     groups = {
         name: _group(name, parsed.groups.get(name, Group()), subscriptions)
         for name in dict.fromkeys(subscription.group for subscription in subscriptions.values())
     }
     timeouts = Timeouts(**parsed.timeouts.model_dump(exclude_none=True))
-    return Config(file, publishers, subscriptions, groups, connections, timeouts)
+    settings = AlarmSettings(
+        tuple(_channel(channel) for channel in alarms.notify), alarms.patience, alarms.link
+    )
+    return Config(file, publishers, subscriptions, groups, connections, timeouts, settings)
 
 
 def _contradictions(file: Path, parsed: File) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -284,7 +322,20 @@ def _change_log(given: Publisher, file: Path) -> str:
     return log if _OBJECT_STORE.match(log) else str((file.parent / log).resolve())
 
 
-def _publisher(name: str, given: Publisher, file: Path) -> PublisherConfig:
+def _channel(given: Channel) -> AlarmChannel:
+    if given.email is not None:
+        return AlarmChannel(given.email.conn_id, tuple(given.email.to), given.email.sender)
+    if given.webhook is not None:
+        return AlarmChannel(given.webhook.conn_id, is_chat=given.webhook.format == "slack")
+    raise AssertionError(given)  # the schema wants exactly one
+
+
+def _bounds(given: GivenSubscription, alarms: Alarms) -> Bounds:
+    age = given.alarms.max_proof_age or alarms.max_proof_age
+    return replace(Bounds.parse(given.alarms.max_lag or alarms.max_lag, None), proof_age=age)
+
+
+def _publisher(name: str, given: Publisher, file: Path, alarms: Alarms) -> PublisherConfig:
     return PublisherConfig(
         name=name,
         conn_id=given.conn_id,
@@ -298,10 +349,11 @@ def _publisher(name: str, given: Publisher, file: Path) -> PublisherConfig:
         event_trigger=given.event_trigger,
         keep=given.keep,
         pool=given.pool,
+        alarm_retained_wal=given.alarms.max_retained_wal or alarms.max_retained_wal,
     )
 
 
-def _subscription(name: str, given: GivenSubscription) -> SubscriptionConfig:
+def _subscription(name: str, given: GivenSubscription, alarms: Alarms) -> SubscriptionConfig:
     subscription = Subscription(
         name=name,
         publisher=given.publisher,
@@ -323,6 +375,7 @@ def _subscription(name: str, given: GivenSubscription) -> SubscriptionConfig:
         snapshot_readers=given.snapshot_readers,
         snapshot_rate=given.snapshot_rate,
         reports_values=given.report_values == "all",
+        alarm_bounds=_bounds(given, alarms),
     )
 
 

@@ -20,9 +20,11 @@ from pydantic import (
 )
 
 from cdc_replay.model.duration import parse_duration
+from cdc_replay.model.problems import Bounds
 from cdc_replay.model.size import parse_size
 
 DEFAULT_KEEP: Final = dt.timedelta(days=7)
+DEFAULT_PATIENCE: Final = dt.timedelta(minutes=2)
 LONGEST_SLOT_NAME: Final = 63
 
 
@@ -33,6 +35,11 @@ def _not_relative(name: str) -> str:
     return name
 
 
+def _lag(text: str) -> str:
+    Bounds.parse(text, None)
+    return text
+
+
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,60}$"), AfterValidator(_not_relative)]
 SlotName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9_]+$", min_length=1, max_length=LONGEST_SLOT_NAME)
@@ -40,6 +47,14 @@ SlotName = Annotated[
 Pool = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^\S(.*\S)?$")]
 Size = Annotated[int, BeforeValidator(lambda size: parse_size(str(size))), Field(ge=1)]
 Duration = Annotated[dt.timedelta, BeforeValidator(lambda duration: parse_duration(str(duration)))]
+Lag = Annotated[str, AfterValidator(_lag)]
+ConnId = Annotated[str, StringConstraints(min_length=1, max_length=250, pattern=r"^[\w.-]+$")]
+Address = Annotated[
+    str,
+    StringConstraints(
+        min_length=3, max_length=254, pattern=r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+@[A-Za-z0-9.-]+$"
+    ),
+]
 Limit = Annotated[Duration, Field(le=dt.timedelta(days=20))]
 """The server counts milliseconds in 31 bits."""
 Wait = Annotated[Limit, Field(ge=dt.timedelta(seconds=1))]
@@ -60,6 +75,22 @@ class _Endpoint(_Strict):
         if (self.conn_id is None) == (self.dsn is None):
             raise ValueError("exactly one of conn_id and dsn must be given")
         return self
+
+
+class PublisherAlarms(_Strict):
+    """Bounds of one publisher."""
+
+    max_retained_wal: Size | None = None
+    """more WAL that the slot retains is an alarm; default: that of `alarms`"""
+
+
+class SubscriptionAlarms(_Strict):
+    """Bounds of one subscription."""
+
+    max_lag: Lag | None = None
+    """a lag above this time or size, such as `5min` or `1GB`, is an alarm; default: that of `alarms`"""
+    max_proof_age: Duration | None = None
+    """a last validation that is older, or missing, is an alarm; default: that of `alarms`"""
 
 
 class Publisher(_Endpoint):
@@ -92,6 +123,8 @@ class Publisher(_Endpoint):
     keep: Duration = DEFAULT_KEEP
     """history that `prune` keeps beyond what subscriptions need: a whole number of `d`, `h`, `min` or `s`, or
     `0`"""
+    alarms: PublisherAlarms = PublisherAlarms()
+    """[bounds](how-to/alarms.md) of this publisher"""
 
 
 class Subscription(_Endpoint):
@@ -132,6 +165,8 @@ class Subscription(_Endpoint):
     group: Name | None = None
     """subscriptions of a group are replayed by one Spark application; a group has one publisher; default: the
     publisher's name"""
+    alarms: SubscriptionAlarms = SubscriptionAlarms()
+    """[bounds](how-to/alarms.md) of this subscription"""
 
 
 class Group(_Strict):
@@ -174,6 +209,63 @@ class Timeouts(_Strict):
     """limit for a DAG run, all tries included"""
 
 
+class Email(_Strict):
+    """Mail by an SMTP server."""
+
+    to: Annotated[list[Address], Field(min_length=1, max_length=50)]
+    """addresses"""
+    sender: Address | None = Field(default=None, alias="from")
+    """the sender; default: `from_email` in the extra of the connection, or its login"""
+    conn_id: ConnId = "smtp_default"
+    """an Airflow connection of type `smtp`, or `AIRFLOW_CONN_<ID>` in the environment"""
+
+
+class Webhook(_Strict):
+    """A POST of JSON."""
+
+    conn_id: ConnId
+    """an Airflow connection of type `http` with the address, or `AIRFLOW_CONN_<ID>` in the environment; its
+    password, if there is one, is sent as a bearer token"""
+    format: Literal["json", "slack"] = "json"
+    """`json`: subject, text and each alarm as an object; `slack`: a text, for Slack and chats that take the
+    same"""
+
+
+class Channel(_Strict):
+    """Where alarms are sent; exactly one of the keys."""
+
+    email: Email | None = None
+    """mail"""
+    webhook: Webhook | None = None
+    """a webhook"""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.email is None) == (self.webhook is None):
+            raise ValueError("exactly one of email and webhook must be given")
+        return self
+
+
+class Alarms(_Strict):
+    """Who is told of what, see [alarms](how-to/alarms.md)."""
+
+    notify: Annotated[list[Channel], Field(max_length=20)] = []
+    """channels, each an `email` or a `webhook`; without one nobody is told"""
+    max_lag: Lag | None = None
+    """as `status --check --max-lag`: a lag above this time or size, such as `5min` or `1GB`, is an alarm;
+    default: none"""
+    max_proof_age: Duration | None = None
+    """as `status --check --max-proof-age`: a last validation that is older, or missing, is an alarm; default:
+    none"""
+    max_retained_wal: Size | None = None
+    """more WAL that a slot retains is an alarm; default: none, but a slot near lost always is one"""
+    patience: Duration = DEFAULT_PATIENCE
+    """a server or a log that does not answer, or a replay that failed, is told only if it lasts so long; an
+    alarm is over when it is gone for so long"""
+    link: Annotated[str, StringConstraints(pattern=r"^https?://[^\s@]+$", max_length=500)] | None = None
+    """the link of alarms that `cdc-replay alarms` sends; those of Airflow link to its pages"""
+
+
 class File(_Strict):
     """A configuration file."""
 
@@ -181,3 +273,4 @@ class File(_Strict):
     subscriptions: dict[Name, Subscription] = {}
     groups: dict[Name, Group] = {}
     timeouts: Timeouts = Timeouts()
+    alarms: Alarms = Alarms()

@@ -241,3 +241,15 @@ class NotConfirmed(CdcReplayError):
 
 class NotConsistent(CdcReplayError):
     """The subscriber's rows are not those that the publications define."""
+
+
+class AlarmsNotRemembered(CdcReplayError):
+    """What was told of alarms cannot be read or written; nothing is told, as it would be told again."""
+
+    retry = Retry.LATER
+
+
+class ChannelFailed(CdcReplayError):
+    """A channel of alarms did not take a notice; the next look tries again."""
+
+    retry = Retry.LATER

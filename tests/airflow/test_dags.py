@@ -43,6 +43,11 @@ answer = {
                     "outlets": [asset.uri for asset in task.outlets],
                     "retries": task.retries,
                     "pool": task.pool,
+                    "callbacks": [
+                        type(callback).__name__
+                        for kind in ("failure", "success", "skipped")
+                        for callback in getattr(task, f"on_{kind}_callback") or ()
+                    ],
                     "seconds": task.execution_timeout and task.execution_timeout.total_seconds(),
                     "backoff": task.retry_exponential_backoff,
                     "max_retry_delay": task.max_retry_delay and task.max_retry_delay.total_seconds(),
@@ -203,6 +208,27 @@ def test_new_watch_dag_is_not_paused(parsed: dict[str, Any]) -> None:
     assert set(parsed["dags"]["watch__shop"]["tasks"]) == {"watch", "replay.shop"}
     assert parsed["dags"]["watch__shop"]["tasks"]["watch"]["groups"] == {"shop": ["nsw", "act"]}
     assert parsed["dags"]["capture__shop"]["is_paused"] is None
+
+
+def test_with_channels_every_task_tells_and_every_publisher_is_watched(
+    parsed: dict[str, Any], run_in_airflow: RunInAirflow
+) -> None:
+    """Also one whose groups all have a schedule: its watch then triggers nothing."""
+    assert {
+        tuple(task["callbacks"]) for dag in parsed["dags"].values() for task in dag["tasks"].values()
+    } == {()}
+    config = f"""{EXAMPLE}  depot: {{schedule: "@daily"}}
+alarms: {{notify: [{{webhook: {{conn_id: ops}}}}]}}
+"""
+    told = run_in_airflow(PARSE, config=config)
+    assert told["errors"] == {}
+    assert not set(told["loaded"]) & set(HEAVY)
+    for dag in told["dags"].values():
+        for task in dag["tasks"].values():
+            assert task["callbacks"] == ["AlarmNotifier", "ResolvedNotifier", "ResolvedNotifier"]
+    assert set(told["dags"]["watch__depot"]["tasks"]) == {"watch"}
+    assert told["dags"]["watch__depot"]["schedule"] == "0:00:30"
+    assert "alarms.notify" in told["dags"]["watch__depot"]["doc"]
 
 
 def test_the_dags_that_run_every_day_come_first(parsed: dict[str, Any]) -> None:

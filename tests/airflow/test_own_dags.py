@@ -42,6 +42,11 @@ answer = {
                     "mapped": task.is_mapped,
                     "links": [link.name for link in task.operator_extra_links],
                     "subscription": getattr(task, "subscription", None),
+                    "callbacks": [
+                        type(callback).__name__
+                        for kind in ("failure", "success", "skipped")
+                        for callback in getattr(task, f"on_{kind}_callback") or ()
+                    ],
                     "replay_task_id": getattr(task, "replay_task_id", None),
                 }
                 for task in dag.tasks
@@ -68,7 +73,13 @@ def test_the_documentation_shows_the_examples() -> None:
 
 
 def test_examples_are_parsed_and_load_nothing_heavy(examples: dict[str, Any]) -> None:
-    assert set(examples["dags"]) == {"morning_report", "after_replay", "nsw_at_night", "prove_all"}
+    assert set(examples["dags"]) == {
+        "morning_report",
+        "after_replay",
+        "alarmed_report",
+        "nsw_at_night",
+        "prove_all",
+    }
     assert not set(examples["loaded"]) & set(HEAVY)
 
 
@@ -95,6 +106,13 @@ def test_a_dag_of_ones_own_has_its_own_owner_pool_and_tags(examples: dict[str, A
     assert set(dag["tasks"]) == {"setup", "capture", "replay", "report.nsw", "validate.nsw"}
     assert {(task["owner"], task["pool"]) for task in dag["tasks"].values()} == {("finance", "warehouse")}
     assert set(dag["tags"]) == {"cdc-replay", "shop", "replay", "finance"}
+
+
+def test_callbacks_of_a_dag_are_those_of_its_task_groups(examples: dict[str, Any]) -> None:
+    tasks = examples["dags"]["alarmed_report"]["tasks"]
+    assert set(tasks) > {"tables.setup", "tables.replay", "build_report"}
+    for task in tasks.values():
+        assert task["callbacks"] == ["AlarmNotifier", "ResolvedNotifier", "ResolvedNotifier"]
 
 
 def test_links_are_those_of_the_operator_in_any_dag(examples: dict[str, Any]) -> None:

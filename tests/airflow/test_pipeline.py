@@ -15,9 +15,12 @@ import pytest
 
 from cdc_replay.commands.progress import has_applied, publisher_and_subscriptions, publisher_position
 from cdc_replay.config import load_config
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.postgres.connection import connect
+from cdc_replay.subscriber import subscription_records
 from embedded.airflow import USER, Refused, Run, wait_for
 from embedded.postgres import Cluster
-from fixtures.airflow import PASSWORDS, Pipeline
+from fixtures.airflow import PASSWORDS, TOKEN, Pipeline
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -229,6 +232,65 @@ def states_of(pipeline: Pipeline, known: tuple[Run, ...]) -> list[str | None]:
     """The states of the tasks of replays that are not `known`."""
     runs = runs_besides(pipeline, known)
     return [state for run in runs for state in pipeline.client.task_states(run).values()]
+
+
+def told_of(pipeline: Pipeline, *subjects: str) -> list[tuple[str, str, str]]:
+    """What the webhook was told of these subjects: (raised or resolved, subject, kind)."""
+    return [
+        (verb, alarm["subject"], alarm["kind"])
+        for post in pipeline.webhook.posts
+        for verb in ("raised", "resolved")
+        for alarm in post[verb]
+        if alarm["subject"] in subjects
+    ]
+
+
+def test_a_task_that_fails_is_told_once_although_a_channel_was_down(pipeline: Pipeline) -> None:
+    """By the callback of the task. A channel that is down fails no task, and is told by the watch later."""
+    pipeline.client.unpause("resume__nsw")
+    task = "task resume__nsw.resume"
+    pipeline.webhook.status = 500
+    try:
+        failed = pipeline.run("resume__nsw")
+        pipeline.succeed("watch__shop")
+    finally:
+        pipeline.webhook.status = 200
+    assert (failed.state, told_of(pipeline, task)) == ("failed", [])
+    pipeline.succeed("watch__shop")
+    assert pipeline.run("resume__nsw").state == "failed"
+    assert told_of(pipeline, task) == [("raised", task, "task failed")]
+    (mail,) = (number for number, text in enumerate(pipeline.smtp.subjects) if "resume" in text)
+    body = pipeline.smtp.body(mail)
+    assert f"{task}: failed of subscription nsw in run {failed.run_id}: NotParked" in body
+    assert "hint " in body
+    assert f"link   {pipeline.airflow.url}/dags/resume__nsw/runs/" in body
+    assert pipeline.webhook.headers[0]["Authorization"] == f"Bearer {TOKEN}"
+
+
+def test_a_parked_subscription_is_told_once_and_when_it_is_resumed(pipeline: Pipeline) -> None:
+    """By the watch; the task that resumes it tells that its earlier failure is over."""
+    pipeline.client.unpause("resume__nsw")
+    assert pipeline.run("resume__nsw").state == "failed"
+    task, subject = "task resume__nsw.resume", "subscription nsw"
+    of_task, of_subject = (len(told_of(pipeline, name)) for name in (task, subject))
+    with connect(pipeline.nsw.dsn, purpose="test") as connection:
+        query = "select min(lsn)::text from cdc_replay.subscription_table"
+        ((applied,),) = connection.execute(query).fetchall()
+        subscription_records.park(connection, "nsw", Lsn.parse(applied), "secret of a row")
+    for _ in range(2):
+        pipeline.succeed("watch__shop")
+    assert told_of(pipeline, subject)[of_subject:] == [("raised", subject, "parked")]
+    body = "\n".join(map(pipeline.smtp.body, range(len(pipeline.smtp.mails))))
+    assert "CRITICAL: subscription nsw: is parked: nothing is applied" in body
+    assert f"LSN    {applied}" in body
+    assert f"link   {pipeline.airflow.url}/plugin/cdc-replay" in body
+    assert "secret of a row" not in body
+
+    pipeline.succeed("resume__nsw")
+    for _ in range(2):
+        pipeline.succeed("watch__shop")
+    assert told_of(pipeline, task)[of_task:] == [("resolved", task, "task failed")]
+    assert told_of(pipeline, subject)[of_subject + 1 :] == [("resolved", subject, "parked")]
 
 
 def test_a_job_that_can_only_fail_again_is_started_once(pipeline: Pipeline) -> None:

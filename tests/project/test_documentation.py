@@ -104,12 +104,14 @@ def test_commands_in_the_text_exist() -> None:
 def test_example_configuration_is_valid_and_shows_every_key() -> None:
     example = ROOT / "cdc_replay.example.yaml"
     configuration.load_config(example)
-    shown, section = set(), ""
+    shown: set[str] = set()
+    above: list[tuple[int, str]] = []
     for line in text(example).splitlines():
-        if match := re.match(r"(\w+):", line):
-            section = match[1]
-        elif match := re.match(r" {2}(\w+):" if section == "timeouts" else r" {4}(?:# )?(\w+):", line):
-            shown.add(f"{section}.{match[1]}")
+        if match := re.match(r"( *)(?:# |- )?(\w+):", line):
+            above = [(indent, key) for indent, key in above if indent < len(match[1])]
+            above.append((len(match[1]), match[2]))
+            path = ".".join(key for _, key in above)
+            shown.add(re.sub(r"^(publishers|subscriptions|groups)\.\w+\.", r"\1.", path))
     keys = {key.replace(".NAME.", ".") for key, _, _ in reference_pages.configuration_keys()}
     assert keys - {"subscriptions.dsn"} <= shown
 

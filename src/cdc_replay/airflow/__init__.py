@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from cdc_replay.airflow.alarm_notifiers import AlarmNotifier, ResolvedNotifier
     from cdc_replay.airflow.assets import change_log, commits, subscription
     from cdc_replay.airflow.dags import (
         BackfillDag,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from cdc_replay.config import load_config
 
 __all__ = [
+    "AlarmNotifier",
     "BackfillDag",
     "BackfillOperator",
     "CaptureDag",
@@ -62,6 +64,7 @@ __all__ = [
     "ReplayOperator",
     "ReplayTaskGroup",
     "ReportOperator",
+    "ResolvedNotifier",
     "ResumeDag",
     "ResumeOperator",
     "SetupOperator",
@@ -80,6 +83,7 @@ __all__ = [
 ]
 
 _MODULES: Final = {
+    "cdc_replay.airflow.alarm_notifiers": ("AlarmNotifier", "ResolvedNotifier"),
     "cdc_replay.airflow.assets": ("change_log", "commits", "subscription"),
     "cdc_replay.airflow.dags": (
         "BackfillDag", "CaptureDag", "RefreshDag", "ReplayDag", "ResumeDag", "SnapshotDag", "ValidateDag",

@@ -16,6 +16,7 @@ from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOpe
 from airflow.sdk import DAG
 
 from cdc_replay.airflow import assets
+from cdc_replay.airflow.alarm_notifiers import alarm_callbacks
 from cdc_replay.airflow.dag_docs import publisher_doc, replay_doc, subscription_doc
 from cdc_replay.airflow.dag_ids import capture_dag, replay_dag, validate_dag
 from cdc_replay.airflow.operators.in_process import (
@@ -77,7 +78,9 @@ class PipelineDag(DAG):
         }
         super().__init__(
             given.pop("dag_id"),
-            default_args=with_timeout(config, task_arguments) | given.pop("default_args", {}),
+            default_args=with_timeout(config, task_arguments)
+            | alarm_callbacks(config)
+            | given.pop("default_args", {}),
             tags=["cdc-replay", publisher, verb, *given.pop("tags", ())],
             **defaults | given,
         )
@@ -361,7 +364,7 @@ class BackfillDag(SubscriptionDag):
 
 
 class WatchDag(PipelineDag):
-    """Trigger the replay of subscriptions that lag behind the change log."""
+    """Trigger the replay of subscriptions that lag behind the change log, and tell alarms."""
 
     def __init__(self, publisher: str, *, config: Config | None = None, **kwargs: Any) -> None:
         config = config or load_config()
@@ -372,12 +375,20 @@ class WatchDag(PipelineDag):
             " reads the lag of every subscription. If a replay can end it, and none is running or queued,"
             f" it triggers {', '.join(f'`{replay_dag(group.name)}`' for group in groups)}. A subscriber that"
             " does not answer costs one attempt to connect. It triggers nothing that is paused."
+            if groups
+            else "Every group of this publisher is replayed by its own schedule: nothing is triggered."
         )
+        if config.alarms.notify:
+            text += " It also tells the channels of `alarms.notify` what is new, worse or over."
         arguments = {
             "dag_id": f"watch__{publisher}",
             "description": f"Lagging subscriptions of {publisher} → replay",
             "doc_md": publisher_doc(text, config.publisher(publisher)),
-            "schedule": watch_schedule(publisher, [name for group in groups for name in group.subscriptions]),
+            "schedule": watch_schedule(
+                publisher,
+                [name for group in groups for name in group.subscriptions],
+                tells_alarms=bool(config.alarms.notify),
+            ),
             "is_paused_upon_creation": False,
         }
         super().__init__(config, publisher, ("watch", ""), WATCH_ARGS, arguments | kwargs)

@@ -60,6 +60,10 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "sensors": [integration | {"python-modules": ["cdc_replay.airflow.sensors"]}],
+        "notifications": [
+            "cdc_replay.airflow.alarm_notifiers.AlarmNotifier",
+            "cdc_replay.airflow.alarm_notifiers.ResolvedNotifier",
+        ],
         "triggers": [integration | {"python-modules": ["cdc_replay.airflow.triggers"]}],
         "hooks": [integration | {"python-modules": ["cdc_replay.airflow.hooks"]}],
         "connection-types": [

@@ -27,6 +27,9 @@ CAPTURE_EVENTS: Final = "CDC_REPLAY_CAPTURE_EVENTS"
 FALLBACK_SECONDS: Final = 3600
 """Of the clocks of captures and of watches, if captures follow events."""
 
+ALARM_SECONDS: Final = 300
+"""Of the clock of watches if captures follow events, and alarms are configured: no event tells of most."""
+
 START: Final = datetime(2020, 1, 1, tzinfo=UTC)
 """Before any run; without catch-up only the latest interval matters."""
 
@@ -39,13 +42,12 @@ def capture_schedule(publisher: str) -> Any:  # noqa: ANN401 - all that a DAG ac
     return _on_events(commits, _schedule(CAPTURE_SCHEDULE, FALLBACK_SECONDS))
 
 
-def watch_schedule(publisher: str, subscriptions: Sequence[str]) -> Any:  # noqa: ANN401 - as above
-    """When these subscriptions of a publisher are checked for lag."""
-    if event_intervals() is None:
+def watch_schedule(publisher: str, subscriptions: Sequence[str], *, tells_alarms: bool = False) -> Any:  # noqa: ANN401 - as above
+    """When these subscriptions of a publisher are checked for lag, and alarms are looked for."""
+    if event_intervals() is None or not subscriptions:
         return _schedule(WATCH_SCHEDULE, WATCH_SECONDS)
-    return _on_events(
-        assets.lag(publisher, subscriptions, WATCH_SECONDS), _schedule(WATCH_SCHEDULE, FALLBACK_SECONDS)
-    )
+    seconds = ALARM_SECONDS if tells_alarms else FALLBACK_SECONDS
+    return _on_events(assets.lag(publisher, subscriptions, WATCH_SECONDS), _schedule(WATCH_SCHEDULE, seconds))
 
 
 def _on_events(asset: Asset, clock: str | timedelta | None) -> Any:  # noqa: ANN401 - as above

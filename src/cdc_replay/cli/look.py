@@ -192,6 +192,24 @@ def _status(
         return status_outcome(read(), of_one=subscription is not None, check=check, as_json=as_json)
 
 
+@app.command("alarms", rich_help_panel=LOOK)
+def _alarms(
+    test: Annotated[
+        bool, typer.Option("--test", help="Send a test message to every channel, and look at nothing.")
+    ] = False,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = None,
+    as_json: JsonOption = False,
+) -> CommandOutcome:
+    """Tell the channels of `alarms.notify` what is new, worse or over since the last time; for cron."""
+    from cdc_replay.commands.alarms import alarms, try_channels
+    from cdc_replay.terminal.alarms_view import alarms_view
+
+    loaded = load(config, log_level)
+    result = try_channels(loaded) if test else alarms(loaded)
+    return dataclasses.replace(outcome_of(result, as_json=as_json), view=alarms_view(result))
+
+
 @app.command("verify-log", rich_help_panel=LOOK)
 def _verify_log(
     publisher: PublisherArgument,

@@ -45,6 +45,14 @@ class Bounds:
     lag_bytes: int | None = None
     proof_age: dt.timedelta | None = None
 
+    def times(self, factor: int) -> Bounds:
+        """Bounds that are wider by a factor."""
+        return Bounds(
+            None if self.lag is None else factor * self.lag,
+            None if self.lag_bytes is None else factor * self.lag_bytes,
+            None if self.proof_age is None else factor * self.proof_age,
+        )
+
     @classmethod
     def parse(cls, max_lag: str | None, max_proof_age: str | None) -> Bounds:
         """The bounds of a lag such as `5min` or `1GB`, and of an age such as `24h`.
@@ -71,9 +79,9 @@ def find_problems(status: StatusResult, bounds: Bounds, now: dt.datetime) -> tup
         tables = [table for table in status.tables if table.subscription == subscription.subscription]
         problems += _of_subscription(subscription, tables)
         if subscription.state in {SubscriptionState.READY, SubscriptionState.COPYING}:
-            problems += _lag_beyond(subscription, bounds)
+            problems += lag_beyond(subscription, bounds)
         if subscription.state not in {SubscriptionState.DOWN, SubscriptionState.NEW}:
-            problems += _proof_beyond(subscription, bounds, now)
+            problems += proof_beyond(subscription, bounds, now)
     return tuple(problems)
 
 
@@ -121,7 +129,7 @@ def _of_subscription(subscription: SubscriptionStatus, tables: Iterable[TableSta
             message, hint = split_hint(subscription.last_replay or "")
             yield Problem(subject, f"the last replay {message}", hint or f"Run `cdc-replay replay {name}`.")
         case _ if subscription.parked is not None:
-            yield Problem(subject, message, _way_out(name, "", subscription.parked_transaction, hint))
+            yield Problem(subject, message, way_out(name, "", subscription.parked_transaction, hint))
         case _:
             if subscription.error:
                 yield Problem(subject, message, hint)
@@ -140,11 +148,11 @@ def _of_tables(name: str, tables: Iterable[TableStatus]) -> Iterator[Problem]:
         message, hint = split_hint(table.state)
         remedy = f"Create it again, or run `cdc-replay refresh {name}`."
         if table.sync is TableSync.PARKED:
-            remedy = _way_out(name, f" --table {table.table}", table.parked_transaction, hint)
+            remedy = way_out(name, f" --table {table.table}", table.parked_transaction, hint)
         yield Problem(f"subscription {name}", f"table {table.table}: {message}", remedy)
 
 
-def _way_out(name: str, table: str, transaction: Lsn | None, hint: str) -> str:
+def way_out(name: str, table: str, transaction: Lsn | None, hint: str) -> str:
     """How a parked subscription, or a `table` of it, goes on."""
     if "cdc-replay resume" in hint:
         return hint
@@ -155,7 +163,8 @@ def _way_out(name: str, table: str, transaction: Lsn | None, hint: str) -> str:
     return f"{hint} Then `{retry}`; or without that transaction: `{resume} --skip {transaction}`.".strip()
 
 
-def _lag_beyond(subscription: SubscriptionStatus, bounds: Bounds) -> Iterator[Problem]:
+def lag_beyond(subscription: SubscriptionStatus, bounds: Bounds) -> Iterator[Problem]:
+    """That the subscription lags by more than the bounds allow, in time or in bytes."""
     subject = f"subscription {subscription.subscription}"
     remedy = f"Run `cdc-replay sync {subscription.subscription}`."
     seconds, size = subscription.lag_seconds, subscription.lag_bytes
@@ -168,7 +177,8 @@ def _lag_beyond(subscription: SubscriptionStatus, bounds: Bounds) -> Iterator[Pr
         yield Problem(subject, f"{lag}, at most {size_in_words(bounds.lag_bytes)} are allowed", remedy)
 
 
-def _proof_beyond(subscription: SubscriptionStatus, bounds: Bounds, now: dt.datetime) -> Iterator[Problem]:
+def proof_beyond(subscription: SubscriptionStatus, bounds: Bounds, now: dt.datetime) -> Iterator[Problem]:
+    """That the last validation is older than the bounds allow, or missing."""
     if bounds.proof_age is None:
         return
     at = subscription.last_validation_at

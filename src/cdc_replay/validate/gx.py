@@ -6,9 +6,12 @@ which are ignored.
 
 from __future__ import annotations
 
+import html
 import logging
 import os
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 os.environ["GX_ANALYTICS_ENABLED"] = "false"
 
@@ -29,6 +32,19 @@ with warnings.catch_warnings():
     from great_expectations.expectations.metrics.metric_provider import metric_value
     from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
 
+
+def exception_message(exception_info: Mapping[str, Any]) -> str | None:
+    """The message of an exception, from the information itself or from one entry per metric.
+
+    The markup of `suites` is undone.
+    """
+    entries = [exception_info] if "raised_exception" in exception_info else list(exception_info.values())
+    messages = [
+        html.unescape(str(entry["exception_message"])) for entry in entries if entry["raised_exception"]
+    ]
+    return "; ".join(dict.fromkeys(messages)) or None
+
+
 get_context = great_expectations.get_context
 Checkpoint = great_expectations.Checkpoint
 
@@ -45,6 +61,7 @@ __all__ = [
     "UpdateDataDocsAction",
     "ValidationDefinition",
     "ValidationResultIdentifier",
+    "exception_message",
     "get_context",
     "metric_value",
 ]

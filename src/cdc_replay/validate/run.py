@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import fcntl
-import html
 import importlib.resources
 import logging
 import time
@@ -25,7 +24,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from cdc_replay.compare.comparison import BUCKETS, Comparison, NotCompared, ValidatedTable, compare_table
 from cdc_replay.compare.fence import ComparisonFence
@@ -39,6 +38,7 @@ from cdc_replay.validate.gx import (
     UpdateDataDocsAction,
     ValidationDefinition,
     ValidationResultIdentifier,
+    exception_message,
     get_context,
 )
 from cdc_replay.validate.html_report import write_page
@@ -211,7 +211,7 @@ def _to_check(result: ExpectationValidationResult) -> tuple[tuple[str, CheckKind
     """
     configuration = result.expectation_config
     kind = KINDS[configuration.type]
-    error = _exception_message(result.exception_info)
+    error = exception_message(result.exception_info)
     check = Check(
         kind=kind,
         success=bool(result.success) and error is None,
@@ -220,18 +220,6 @@ def _to_check(result: ExpectationValidationResult) -> tuple[tuple[str, CheckKind
         error=error,
     )
     return (configuration.kwargs["relation"], kind), check
-
-
-def _exception_message(exception_info: Mapping[str, Any]) -> str | None:
-    """The message of an exception, from the information itself or from one entry per metric.
-
-    The markup of `suites` is undone.
-    """
-    entries = [exception_info] if "raised_exception" in exception_info else list(exception_info.values())
-    messages = [
-        html.unescape(str(entry["exception_message"])) for entry in entries if entry["raised_exception"]
-    ]
-    return "; ".join(dict.fromkeys(messages)) or None
 
 
 def _table_verdict(table: ObservedTable, checks: Mapping[tuple[str, CheckKind], Check]) -> TableVerdict:

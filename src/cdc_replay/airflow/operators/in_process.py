@@ -14,6 +14,7 @@ from airflow.sdk import BaseOperator, BaseOperatorLink, Context
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
 from cdc_replay.airflow import assets, metrics
+from cdc_replay.airflow.alarm_watch import tell_alarms
 from cdc_replay.airflow.connections import airflow_config
 from cdc_replay.airflow.dag_ids import replay_dag
 from cdc_replay.airflow.lineage import TellsLineage
@@ -160,7 +161,7 @@ class CaptureOperator(TellsLineage, CommandOperator):
 
 
 class WatchOperator(BaseBranchOperator):
-    """Trigger the replay of groups that have a lagging subscription which can be replayed now.
+    """Trigger the replay of groups that have a lagging subscription which can be replayed now; tell alarms.
 
     Of the downstream tasks, `replay.<group>` runs for these groups; the others are skipped. A group whose
     replay DAG is paused, or has a run already, is skipped too. Events of the change log are not enough: the
@@ -176,7 +177,11 @@ class WatchOperator(BaseBranchOperator):
         self.members = {group.name: tuple(group.subscriptions) for group in groups}
 
     def choose_branch(self, context: Context) -> list[str]:
-        due = self._due_groups()
+        try:
+            due = self._due_groups() if self.members else []
+        finally:
+            # Also if the log cannot be read: somebody has to be told.
+            tell_alarms(airflow_config(), self.publisher)
         metrics.of_watch(airflow_config(), self.publisher, itertools.chain(*self.members.values()))
         if due:
             time.sleep(SETTLE_SECONDS)

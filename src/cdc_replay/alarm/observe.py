@@ -1,0 +1,291 @@
+"""The alarms of a status.
+
+What a look cannot say is unknown, so that an alarm is neither raised nor resolved by silence:
+
+| state                        | unknown                                                          |
+|------------------------------|------------------------------------------------------------------|
+| publisher does not answer    | its slot, retained WAL, whether its log is readable              |
+| change log not readable      | the lag in time of its subscriptions                             |
+| subscriber does not answer   | everything else of the subscription                              |
+| subscription is parked       | its lag and last replay: the parking is why                      |
+| slot is missing or lost      | retained WAL                                                     |
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from cdc_replay.model.alarm import WORSE, Alarm, AlarmKey, AlarmKind, Observed, Severity
+from cdc_replay.model.check import Check, Verdict
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.problems import Bounds, lag_beyond, proof_beyond, split_hint, way_out
+from cdc_replay.model.size import size_in_words
+from cdc_replay.model.status import (
+    PublisherState,
+    PublisherStatus,
+    StatusResult,
+    SubscriptionState,
+    SubscriptionStatus,
+    TableStatus,
+    TableSync,
+)
+
+_OF_SUBSCRIBER: Final = (
+    AlarmKind.PARKED,
+    AlarmKind.REPLAY_FAILED,
+    AlarmKind.NOT_CONSISTENT,
+    AlarmKind.TABLE_DROPPED,
+    AlarmKind.NOT_CAPTURED,
+    AlarmKind.LAG,
+    AlarmKind.PROOF_AGE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmBounds:
+    """The bounds of each publisher, in bytes of retained WAL, and of each subscription."""
+
+    subscriptions: Mapping[str, Bounds] = field(default_factory=dict)
+    retained_wal: Mapping[str, int | None] = field(default_factory=dict)
+
+
+def observe(
+    status: StatusResult, bounds: AlarmBounds, now: dt.datetime, log_checks: Mapping[str, Check] | None = None
+) -> Observed:
+    """The alarms of a status; `log_checks` say, by publisher, whether its change log can be written."""
+    alarms: list[Alarm] = []
+    unknown: set[tuple[str, AlarmKind]] = set()
+    for publisher in status.publishers:
+        seen = _of_publisher(publisher, bounds.retained_wal.get(publisher.publisher))
+        alarms += seen.alarms
+        unknown |= seen.unknown
+    for name, check in (log_checks or {}).items():
+        alarms += _log_not_writable(name, check)
+    unreadable = {
+        publisher.publisher
+        for publisher in status.publishers
+        if publisher.state in {PublisherState.DOWN, PublisherState.LOG_UNREADABLE}
+    }
+    for subscription in status.subscriptions:
+        name = subscription.subscription
+        tables = [table for table in status.tables if table.subscription == name]
+        limits = bounds.subscriptions.get(name, Bounds())
+        seen = _of_subscription(subscription, tables, limits, now)
+        alarms += seen.alarms
+        unknown |= seen.unknown
+        if subscription.publisher in unreadable:
+            unknown.add((_subscription(name), AlarmKind.LAG))
+    return Observed(tuple(alarms), frozenset(unknown))
+
+
+def _subscription(name: str) -> str:
+    return f"subscription {name}"
+
+
+def _of_publisher(publisher: PublisherStatus, most_retained: int | None) -> Observed:
+    subject = f"publisher {publisher.publisher}"
+    if publisher.state is PublisherState.NO_SLOT and publisher.log_end is None:
+        return Observed(())  # not set up yet
+    if publisher.state in {PublisherState.DOWN, PublisherState.LOG_UNREADABLE}:
+        return _unreachable(publisher, subject)
+    if publisher.state in {PublisherState.NO_SLOT, PublisherState.LOST}:
+        return _without_slot(publisher, subject)
+    alarms = [*_retained_wal(publisher, subject, most_retained), *_log_missing(publisher, subject)]
+    return Observed(tuple(alarms))
+
+
+def _unreachable(publisher: PublisherStatus, subject: str) -> Observed:
+    message, hint = split_hint(publisher.error or "")
+    hidden: tuple[AlarmKind, ...]
+    if publisher.state is PublisherState.DOWN:
+        kind, text = AlarmKind.NO_ANSWER, f"does not answer: {message}"
+        hidden = (AlarmKind.SLOT, AlarmKind.RETAINED_WAL, AlarmKind.LOG_NOT_READABLE)
+    else:
+        kind, text = AlarmKind.LOG_NOT_READABLE, f"the change log cannot be read: {message}"
+        hidden = (AlarmKind.SLOT, AlarmKind.RETAINED_WAL)
+    alarm = Alarm(AlarmKey(subject, kind.value), Severity.CRITICAL, text, hint, lsn=publisher.log_end)
+    return Observed((alarm,), frozenset((subject, other) for other in hidden))
+
+
+def _without_slot(publisher: PublisherStatus, subject: str) -> Observed:
+    is_lost = publisher.state is PublisherState.LOST
+    text = f"replication slot {publisher.slot} is {'lost' if is_lost else 'missing'}"
+    hint = f"Run `cdc-replay capture {publisher.publisher}`: it says what the server reports, and what to do."
+    key = AlarmKey(subject, AlarmKind.SLOT.value)
+    alarm = Alarm(key, Severity.CRITICAL, text, hint, lsn=publisher.log_end)
+    return Observed((alarm,), frozenset({(subject, AlarmKind.RETAINED_WAL)}))
+
+
+def _log_missing(publisher: PublisherStatus, subject: str) -> Iterator[Alarm]:
+    if publisher.log_end is None:
+        text = f"replication slot {publisher.slot} exists, but its change log is missing"
+        hint = "Bring the folder back; `cdc-replay doctor` says where it is looked for."
+        yield Alarm(AlarmKey(subject, AlarmKind.LOG_NOT_READABLE.value), Severity.CRITICAL, text, hint)
+
+
+def _retained_wal(publisher: PublisherStatus, subject: str, most: int | None) -> Iterator[Alarm]:
+    retained = publisher.retained_wal_bytes or 0
+    is_near_lost = publisher.state is PublisherState.NEAR_LOST
+    if not is_near_lost and (most is None or retained <= most):
+        return
+    text = f"replication slot {publisher.slot} retains {size_in_words(retained)} of WAL"
+    if most is not None and retained > most:
+        text += f", at most {size_in_words(most)} are allowed"
+    if is_near_lost:
+        text += "; it is near lost"
+    yield Alarm(
+        AlarmKey(subject, AlarmKind.RETAINED_WAL.value),
+        Severity.CRITICAL if is_near_lost else Severity.WARNING,
+        text,
+        f"Run `cdc-replay capture {publisher.publisher}` now.",
+        lsn=publisher.log_end,
+    )
+
+
+def _log_not_writable(publisher: str, check: Check) -> Iterator[Alarm]:
+    if check.verdict is Verdict.FAILED:
+        key = AlarmKey(f"publisher {publisher}", AlarmKind.LOG_NOT_WRITABLE.value)
+        # A folder without room is writable, as `doctor` says it.
+        text = check.message.replace(" is writable, ", " has no room left: ")
+        yield Alarm(key, Severity.CRITICAL, text, check.remedy)
+
+
+def _of_subscription(
+    subscription: SubscriptionStatus, tables: Iterable[TableStatus], bounds: Bounds, now: dt.datetime
+) -> Observed:
+    subject = _subscription(subscription.subscription)
+    if subscription.state is SubscriptionState.DOWN:
+        message, hint = split_hint(subscription.error or "")
+        key = AlarmKey(subject, AlarmKind.NO_ANSWER.value)
+        text = f"its subscriber does not answer: {message}"
+        alarm = Alarm(key, Severity.CRITICAL, text, hint, lsn=subscription.applied_lsn)
+        return Observed((alarm,), frozenset((subject, kind) for kind in _OF_SUBSCRIBER))
+    alarms = [*_parked(subscription, subject), *_of_tables(subscription, subject, tables)]
+    hidden: frozenset[AlarmKind] = frozenset()
+    if subscription.parked is not None:
+        hidden = frozenset({AlarmKind.LAG, AlarmKind.REPLAY_FAILED, AlarmKind.NOT_CAPTURED})
+    else:
+        alarms += _not_captured(subscription, subject)
+        alarms += _replay_failed(subscription, subject)
+        alarms += _lag(subscription, subject, bounds)
+        if subscription.lag_seconds is None or subscription.lag_bytes is None:
+            hidden = frozenset({AlarmKind.LAG})
+    if subscription.state is not SubscriptionState.NEW:
+        alarms += _of_proof(subscription, subject, bounds, now)
+    return Observed(tuple(alarms), frozenset((subject, kind) for kind in hidden))
+
+
+def _parked(subscription: SubscriptionStatus, subject: str) -> Iterator[Alarm]:
+    if subscription.parked is None:
+        return
+    transaction = subscription.parked_transaction
+    hint = way_out(subscription.subscription, "", transaction, _own_hint(subscription.error or ""))
+    position = transaction or subscription.applied_lsn
+    before = "" if transaction is None else f", before transaction {transaction}"
+    key = AlarmKey(subject, AlarmKind.PARKED.value)
+    yield Alarm(key, Severity.CRITICAL, f"is parked{before}: nothing is applied", hint, lsn=position)
+
+
+def _of_tables(
+    subscription: SubscriptionStatus, subject: str, tables: Iterable[TableStatus]
+) -> Iterator[Alarm]:
+    name = subscription.subscription
+    for table in tables:
+        if table.sync is TableSync.PARKED:
+            key = AlarmKey(subject, AlarmKind.PARKED.value, table.table)
+            transaction = table.parked_transaction
+            before = "" if transaction is None else f", before transaction {transaction}"
+            hint = way_out(name, f" --table {table.table}", transaction, _own_hint(table.state))
+            text = f"table {table.table} is parked{before}"
+            yield Alarm(key, Severity.WARNING, text, hint, lsn=transaction or table.applied_lsn)
+        elif table.sync is TableSync.DROPPED:
+            key = AlarmKey(subject, AlarmKind.TABLE_DROPPED.value, table.table)
+            hint = f"Create it again, or run `cdc-replay refresh {name}`."
+            yield Alarm(key, Severity.WARNING, f"table {table.table} was dropped on the subscriber", hint)
+
+
+def _replay_failed(subscription: SubscriptionStatus, subject: str) -> Iterator[Alarm]:
+    outcome = subscription.last_replay or ""
+    if not outcome.startswith("failed"):
+        return
+    hint = _own_hint(outcome) or f"Run `cdc-replay replay {subscription.subscription}`."
+    key = AlarmKey(subject, AlarmKind.REPLAY_FAILED.value)
+    yield Alarm(
+        key,
+        Severity.WARNING,
+        "the last replay failed",
+        hint,
+        subscription.last_replay_at,
+        subscription.applied_lsn,
+    )
+
+
+def _not_captured(subscription: SubscriptionStatus, subject: str) -> Iterator[Alarm]:
+    # Not the words of the log's error: the alarm of its publisher has them.
+    if not subscription.error or subscription.lag_seconds is None:
+        return
+    hint = f"`cdc-replay status {subscription.subscription}` names them, and what to do."
+    key = AlarmKey(subject, AlarmKind.NOT_CAPTURED.value)
+    text = "published changes do not reach the subscription"
+    yield Alarm(key, Severity.WARNING, text, hint, lsn=subscription.applied_lsn)
+
+
+def _lag(subscription: SubscriptionStatus, subject: str, bounds: Bounds) -> Iterator[Alarm]:
+    # A lag that nobody knows is no lag: the caller tells it as unknown.
+    known = Bounds(
+        bounds.lag if subscription.lag_seconds is not None else None,
+        bounds.lag_bytes if subscription.lag_bytes is not None else None,
+    )
+    # One alarm, also if both bounds are exceeded: its key is the same.
+    for problem in itertools.islice(lag_beyond(subscription, known), 1):
+        is_worse = any(True for _ in lag_beyond(subscription, known.times(WORSE)))
+        yield Alarm(
+            AlarmKey(subject, AlarmKind.LAG.value),
+            Severity.CRITICAL if is_worse else Severity.WARNING,
+            problem.message,
+            problem.remedy,
+            subscription.behind_since,
+            subscription.applied_lsn,
+        )
+
+
+def _of_proof(
+    subscription: SubscriptionStatus, subject: str, bounds: Bounds, now: dt.datetime
+) -> Iterator[Alarm]:
+    name, verdict = subscription.subscription, subscription.last_validation or ""
+    if verdict.startswith("not consistent"):
+        position = re.search(r"[0-9A-F]+/[0-9A-F]+", verdict)
+        yield Alarm(
+            AlarmKey(subject, AlarmKind.NOT_CONSISTENT.value),
+            Severity.CRITICAL,
+            "the last validation found a difference",
+            f"`cdc-replay validate {name}` names the rows; `cdc-replay refresh {name} --reconcile` repairs"
+            " them.",
+            subscription.last_validation_at,
+            None if position is None else Lsn.parse(position[0]),
+        )
+    for problem in proof_beyond(subscription, bounds, now):
+        # One that was never validated cannot become worse.
+        wider = bounds.times(WORSE)
+        is_worse = subscription.last_validation_at is not None and any(
+            True for _ in proof_beyond(subscription, wider, now)
+        )
+        yield Alarm(
+            AlarmKey(subject, AlarmKind.PROOF_AGE.value),
+            Severity.CRITICAL if is_worse else Severity.WARNING,
+            problem.message,
+            problem.remedy,
+            subscription.last_validation_at,
+            subscription.applied_lsn,
+        )
+
+
+def _own_hint(error: str) -> str:
+    """The hint of ours at the end of an error; a server's, after two blanks, may have values of rows."""
+    _, mark, hint = error.rpartition("\nHINT: ")
+    return "" if not mark or hint.startswith(" ") else " ".join(hint.split())
