@@ -12,6 +12,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, cast
 
 from pyspark import SparkConf, SparkContext
@@ -97,8 +98,14 @@ def _leave_failures_to_us(session: SparkSession) -> None:
     configurator = jvm.org.apache.logging.log4j.core.config.Configurator
     for name in LOGGERS_OF_FAILURES:
         configurator.setLevel(name, "OFF")
-    # py4j logs each call to a dead JVM.
+    # py4j logs each call to a dead JVM, some of them to the root.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(is_not_of_py4j)
+
+
+def is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """Whether a record is to be kept: a filter for the root logger."""
+    return "py4j" not in Path(record.pathname).parts
 
 
 def running_application() -> str | None:
