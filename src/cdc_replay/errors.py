@@ -74,6 +74,14 @@ class MissingPrivilege(CdcReplayError):
     """The role lacks a privilege that the command needs."""
 
 
+class ServerProgramsMissing(CdcReplayError):
+    """The programs of a PostgreSQL server of a major version are not installed on this machine."""
+
+
+class ThrowawayServerFailed(CdcReplayError):
+    """A server that is needed for one command only cannot be created or started."""
+
+
 class PublisherNotReady(CdcReplayError):
     """The publisher's settings or objects do not allow logical replication."""
 
