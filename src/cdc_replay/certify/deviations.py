@@ -31,7 +31,7 @@ from cdc_replay.model.certificate import (
 from cdc_replay.model.publication import TableColumn
 from cdc_replay.subscriber.target_tables import TargetTable
 
-KEYS_KEPT: Final = 5
+KEYS_KEPT: Final = 3
 """Keys that the certificate names, of each deviation and of what is not explained."""
 
 HISTORY: Final = (Deviation.FILTER_CHANGED, Deviation.ACTIONS_NOT_PUBLISHED, Deviation.NOT_COPIED)

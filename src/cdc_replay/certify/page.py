@@ -68,9 +68,11 @@ def certificate_sentence(result: CertifyResult) -> str:
         outcome: [table for table in result.tables if table.outcome is outcome] for outcome in TableOutcome
     }
     counts = [f"{len(tables)} {outcome.value}" for outcome, tables in by_outcome.items() if tables]
-    held = "held what a native subscription held" if result.success else "did not hold what a native one held"
+    verb_phrase = (
+        "held what a native subscription held" if result.success else "did not hold what a native one held"
+    )
     return (
-        f"{result.subscription} {held} at {result.to_lsn}, after {result.transactions:,} transactions"
+        f"{result.subscription} {verb_phrase} at {result.to_lsn}, after {result.transactions:,} transactions"
         f" of the publisher: {', '.join(counts) or 'no table'}"
     )
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 import psycopg
+from psycopg import sql
 
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.catalog.reader import read_catalog
@@ -224,7 +225,9 @@ class _Run:
             create_native_tables(self.server, planned)
             # A list of the tables, in the form in which the comparison reads a publisher's.
             self.server.execute(
-                f"create publication {NAME} for all tables with (publish = 'insert')".encode()
+                sql.SQL("create publication {} for all tables with (publish = 'insert')").format(
+                    sql.Identifier(NAME)
+                )
             )
             names = [table.name for table in planned if not _is_left_out(table)]
             names = [name for name in names if name in set(known)]

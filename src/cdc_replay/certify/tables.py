@@ -35,7 +35,7 @@ from cdc_replay.subscriber.as_owner import act_on
 from cdc_replay.subscriber.session import SubscriptionSession
 from cdc_replay.subscriber.target_tables import TargetTable
 
-LISTED_KEYS: Final = 1000
+LISTED_KEYS: Final = 100_000
 """Differing keys of each kind that are looked at one by one; if more differ, those are not explained."""
 
 # The servers' own types: what is not stored out of line is always sent (R4.6).

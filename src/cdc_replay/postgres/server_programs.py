@@ -62,7 +62,7 @@ def find_programs(major: int, folder: Path | None = None) -> ServerPrograms:
         if version is not None and version.partition(".")[0] == str(major):
             return ServerPrograms(path, version)
         seen[path] = "no server there" if version is None else f"PostgreSQL {version}"
-    looked = "; ".join(f"{path}: {what}" for path, what in seen.items()) or "nowhere"
+    looked = "; ".join(f"{path}: {content}" for path, content in seen.items()) or "nowhere"
     raise ServerProgramsMissing(
         f"no server of PostgreSQL {major} is installed here"
         if folder is None
@@ -91,8 +91,8 @@ def _version_in(folder: Path) -> str | None:
     """The version of the server in a folder; None if there is none that answers."""
     if not all((folder / name).is_file() for name in NEEDED):
         return None
-    found = _VERSION.match(_output(str(folder / "postgres"), "--version") or "")
-    return None if found is None else found["version"]
+    answer = _VERSION.match(_output(str(folder / "postgres"), "--version") or "")
+    return None if answer is None else answer["version"]
 
 
 def _output(program: str, option: str) -> str | None:

@@ -271,8 +271,8 @@ def _wait_until_ready(dsn: str, supervisor: subprocess.Popen[bytes], folder: Pat
                 time.sleep(_POLL_SECONDS)
                 continue
             log = folder / "server" / "log"
-            said = log.read_text(encoding="utf-8", errors="replace") if log.exists() else str(error)
-            raise _failed("start", None, said) from error
+            output = log.read_text(encoding="utf-8", errors="replace") if log.exists() else str(error)
+            raise _failed("start", None, output) from error
         else:
             return
 

@@ -22,13 +22,14 @@ import pytest
 import cdc_replay
 from cdc_replay.certify.publisher_slots import PREFIX, slot_name
 from cdc_replay.commands.certify import CertifyOptions, certify
+from cdc_replay.commands.opening import open_subscription
 from cdc_replay.errors import (
     MissingPrivilege,
     NativeSubscriptionFailed,
     PublisherNotReady,
     ServerProgramsMissing,
 )
-from cdc_replay.failpoints import VARIABLE
+from cdc_replay.failpoints import VARIABLE, FailpointReached
 from cdc_replay.model.certificate import CertifiedTable, CertifyResult, Deviation, TableOutcome
 from cdc_replay.postgres import throwaway_server
 from embedded.java import spark_environment
@@ -363,6 +364,42 @@ def test_leftovers_of_a_killed_run_are_named_and_removed_by_the_next(
         assert twin.publisher.rows(SLOTS) == [(slot_name("1"),)]
     assert certify_now(twin).removed == (slot_name("1"),)
     assert_nothing_is_left(twin, temporary_folder)
+
+
+def test_an_error_removes_everything_and_passes(
+    twin: Twin, temporary_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin.publisher.run(f"{T}; create publication p for table t; insert into t values (1, 1, '')")
+    twin.subscribe("s", "p", tables=T, native=False)
+    monkeypatch.setenv(VARIABLE, "certify.at_fence=error")
+
+    with pytest.raises(FailpointReached):
+        certify_now(twin)
+
+    assert_nothing_is_left(twin, temporary_folder)
+
+
+def test_it_waits_at_the_fence_for_another_process_that_works_on_the_subscription(twin: Twin) -> None:
+    twin.publisher.run(f"{T}; create publication p for table t; insert into t values (1, 1, '')")
+    twin.subscribe("s", "p", tables=T, native=False)
+    twin.sync_ours("s")
+    held, waited = threading.Event(), threading.Event()
+    waiting = "select count(*) from pg_stat_activity where application_name = 'cdc_replay certify s'"
+    waiting += " and wait_event_type = 'Lock' and datname = current_database()"
+
+    def work() -> None:
+        with open_subscription(twin.config, "s", "other work"):
+            held.set()
+            wait_for(lambda: twin.pairs["s"].ours.rows(waiting) == [(1,)], "certify to wait", 120)
+            waited.set()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert held.wait(60)
+    result = certify_now(twin)
+    worker.join()
+
+    assert (waited.is_set(), result.success) == (True, True)
 
 
 def test_sigterm_ends_the_time_early_and_no_secret_is_shown(twin: Twin, temporary_folder: Path) -> None:
