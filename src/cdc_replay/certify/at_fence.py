@@ -60,7 +60,7 @@ def open_at_fence(
     for _ in range(TRIES):
         native.await_position(native.present_position())
         with contextlib.ExitStack() as stack:
-            with _locked(open_session) as session:
+            with locked_session(open_session) as session:
                 fence_lsn = _bring_together(source, session, native)
                 if max(session.ready_tables().values(), default=ZERO) <= fence_lsn:
                     fence = _open(fence_lsn, session, server_dsn, stack)
@@ -79,7 +79,12 @@ def open_at_fence(
 
 
 @contextlib.contextmanager
-def _locked(open_session: OpenSession) -> Iterator[SubscriptionSession]:
+def locked_session(open_session: OpenSession) -> Iterator[SubscriptionSession]:
+    """Our subscription, with its lock; another process that has it is waited for.
+
+    Raises:
+        SubscriptionInUse: if it keeps the lock for minutes.
+    """
     with contextlib.ExitStack() as stack:
         session: SubscriptionSession | None = None
         for _ in range(LOCK_TRIES - 1):

@@ -29,7 +29,7 @@ from cdc_replay.model.certificate import (
     TableOutcome,
 )
 from cdc_replay.model.publication import TableColumn
-from cdc_replay.subscriber.target_tables import TargetTable
+from cdc_replay.subscriber.target_tables import TargetColumn, TargetTable
 
 KEYS_KEPT: Final = 3
 """Keys that the certificate names, of each deviation and of what is not explained."""
@@ -39,6 +39,9 @@ HISTORY: Final = (Deviation.FILTER_CHANGED, Deviation.ACTIONS_NOT_PUBLISHED, Dev
 
 _SESSION_TYPES: Final = ("timestamp with time zone", "time with time zone", "bytea")
 """Types of pg_catalog whose output depends on a setting that a native walsender does not pin (R1.11)."""
+
+_NAMES_OF_OBJECTS: Final = "reg"
+"""`regclass` and such: their output depends on the search path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +86,20 @@ def _explain_values(row: RowOnSides, columns: Sequence[str], facts: TableFacts) 
 
 def columns_by_session(published: Iterable[TableColumn], target: TargetTable) -> frozenset[str]:
     """The columns whose values are stored as texts that a session of the publisher writes (R1.11)."""
-    own = {column.name: column.base_type_sql for column in target.columns}
+    own = {column.name: column for column in target.columns}
     return frozenset(
         column.name
         for column in published
-        if column.name in own
-        and own[column.name] != column.type_sql
-        and _without_precision(column.type_sql).removesuffix("[]") in _SESSION_TYPES
+        if column.name in own and _is_text_of_session(column.type_sql, own[column.name])
     )
+
+
+def _is_text_of_session(published_type: str, own: TargetColumn) -> bool:
+    """Whether the stored text is the publisher's: natively, or here as well."""
+    if published_type.startswith(_NAMES_OF_OBJECTS) or own.is_opaque:
+        return True
+    element = _without_precision(published_type).removesuffix("[]")
+    return element in _SESSION_TYPES and own.base_type_sql != published_type
 
 
 def _without_precision(type_sql: str) -> str:

@@ -49,6 +49,9 @@ STANDSTILL_SECONDS: Final = 120.0
 
 ORIGIN_SINCE: Final = 160000
 
+MOST_COPY_ERRORS: Final = 30
+"""Failed copies after which native gives up, unless a table was copied in between."""
+
 _POLL_SECONDS: Final = 0.1
 _LOGGED_BYTES: Final = 20_000
 
@@ -69,6 +72,8 @@ _PRESENT_POSITION: Final = "select pg_catalog.pg_logical_emit_message(true, 'cdc
 _COPIED: Final = """
     select count(*) filter (where srsubstate = 'r'), count(*) from pg_catalog.pg_subscription_rel
 """
+
+_COPY_ERRORS: Final = "select sum(sync_error_count)::int from pg_catalog.pg_stat_subscription_stats"
 
 _WORKERS: Final = "select count(*) from pg_catalog.pg_stat_subscription where pid is not null"
 
@@ -94,10 +99,15 @@ class NativeSubscriber:
         Raises:
             NativeSubscriptionFailed: if it makes no progress.
         """
+        errors_at: dict[int, int] = {}  # by number of copied tables: the errors when it was reached
 
         def copied() -> tuple[bool, object]:
             goes_on = between()
             ((ready, total),) = self.server.execute(_COPIED).fetchall()
+            ((errors,),) = self.server.execute(_COPY_ERRORS).fetchall()
+            # A copy that fails again and again lets the table grow, too.
+            if (errors or 0) - errors_at.setdefault(ready, errors or 0) > MOST_COPY_ERRORS:
+                raise self._failure("cannot copy its tables")
             return ready == total or not goes_on, (ready, self._progress(), self.size())
 
         self._await(copied, "did not copy its tables")
@@ -159,13 +169,16 @@ class NativeSubscriber:
             if state != seen:
                 seen, deadline = state, time.monotonic() + STANDSTILL_SECONDS
             if time.monotonic() > deadline:
-                raise NativeSubscriptionFailed(
-                    f"the native subscription {failure}: no progress for {STANDSTILL_SECONDS:.0f} s",
-                    detail=f"Its server says: {self.last_error() or 'nothing'}",
-                    hint="A native subscription to these publications fails, too: correct what it says, then"
-                    " run the command again.",
-                )
+                raise self._failure(f"{failure}: no progress for {STANDSTILL_SECONDS:.0f} s")
             time.sleep(_POLL_SECONDS)
+
+    def _failure(self, failure: str) -> NativeSubscriptionFailed:
+        return NativeSubscriptionFailed(
+            f"the native subscription {failure}",
+            detail=f"Its server says: {self.last_error() or 'nothing'}",
+            hint="A native subscription to these publications fails, too: correct what it says, then run the"
+            " command again.",
+        )
 
     def last_error(self) -> str | None:
         """The last error in the server's log, without details, which have values of rows."""

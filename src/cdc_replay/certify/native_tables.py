@@ -7,7 +7,7 @@ functions. A native apply worker needs columns that accept the values, and the k
 |-----------------------------------------|------------------------------------------------------------------|
 | of pg_catalog, a domain over such a one | the same, below the domain                                       |
 | of a user or an extension, as published | text: it stores what was sent, the type's own output (R8.2)      |
-| `xml`                                   | text: a server may be built without it                           |
+| `xml`, `money`, `regclass` and such     | text: their input depends on the build, the locale, the objects  |
 | another one than the publisher's        | the table is left out: only that type's input knows the value    |
 
 A partitioned table is one plain table, so that rows are found as they are here (R8.11, R8.12).
@@ -29,7 +29,8 @@ from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
 from cdc_replay.subscriber.target_tables import TargetTable
 
 TEXT: Final = "text"
-_TEXT_IS_SAFER: Final = ("xml", "xml[]")
+_TEXT_IS_SAFER: Final = ("xml", "money", "reg")
+"""Beginnings of the names of types of pg_catalog whose input functions need more than the text."""
 
 _KNOWN_TYPE: Final = "select pg_catalog.to_regtype(%s) is not null"
 
@@ -104,7 +105,9 @@ def _planned(
             own_type = own[column].base_type_sql
             if _exists(server, own_type):
                 types[column] = own_type
-            elif own[column].type_sql == synced.table.column(column).type_sql or own_type in _TEXT_IS_SAFER:
+            elif own[column].type_sql == synced.table.column(column).type_sql or own_type.startswith(
+                _TEXT_IS_SAFER
+            ):
                 types[column] = TEXT
             else:
                 reason = (
@@ -124,7 +127,7 @@ def _types_of(table: Table, server: Connection) -> dict[str, str]:
 
 def _exists(server: Connection, type_sql: str) -> bool:
     """Whether a type is one of pg_catalog that the server has; others are written with their schema."""
-    if "." in type_sql or type_sql in _TEXT_IS_SAFER:
+    if "." in type_sql or type_sql.startswith(_TEXT_IS_SAFER):
         return False
     return bool(server.execute(_KNOWN_TYPE, (type_sql,)).fetchall()[0][0])
 

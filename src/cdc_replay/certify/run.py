@@ -29,7 +29,7 @@ from psycopg import sql
 
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.catalog.reader import read_catalog
-from cdc_replay.certify.at_fence import OpenSession, open_at_fence
+from cdc_replay.certify.at_fence import OpenSession, locked_session, open_at_fence
 from cdc_replay.certify.native_side import NAME, SERVER_SETTINGS, NativeSubscriber, native_subscription
 from cdc_replay.certify.native_tables import NativeTable, create_native_tables, plan_native_tables
 from cdc_replay.certify.page import write_certificate
@@ -42,7 +42,13 @@ from cdc_replay.certify.tables import (
     with_keys_that_differ,
 )
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.errors import CdcReplayError, NativeSubscriptionFailed, Retry, retry_of
+from cdc_replay.errors import (
+    CdcReplayError,
+    NativeSubscriptionFailed,
+    Retry,
+    SubscriptionInUse,
+    retry_of,
+)
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.certificate import (
     DEVIATION_TEXTS,
@@ -106,7 +112,9 @@ def certify_subscription(request: CertifyRequest) -> CertifyResult:
         programs = find_programs(major, request.bin_folder)
         removed = remove_leftovers(publisher)
         check_headroom(publisher)
-        request.advance()
+        # Another process that works on the subscription may be the one that brings it forward.
+        with contextlib.suppress(SubscriptionInUse):
+            request.advance()
         with (
             throwaway_server(major, bin_folder=programs.folder, settings=SERVER_SETTINGS) as server,
             contextlib.closing(connect(server.dsn, purpose=f"certify {name}")) as native_server,
@@ -213,7 +221,7 @@ class _Run:
     ) -> tuple[tuple[NativeTable, ...], tuple[ComparedTable, ...]]:
         """Create what native needs; the plan, and the tables to compare."""
         request, change_log = self.request, LogView(self.request.source.change_log)
-        with request.open_session() as session:
+        with locked_session(request.open_session) as session:
             known = [table.name or table.recorded_name for table in session.known_tables()]
             targets = session.read_targets(known)
             planned = plan_native_tables(

@@ -379,12 +379,12 @@ def test_an_error_removes_everything_and_passes(
     assert_nothing_is_left(twin, temporary_folder)
 
 
-def test_it_waits_at_the_fence_for_another_process_that_works_on_the_subscription(twin: Twin) -> None:
+def test_it_waits_for_another_process_that_works_on_the_subscription(twin: Twin) -> None:
     twin.publisher.run(f"{T}; create publication p for table t; insert into t values (1, 1, '')")
     twin.subscribe("s", "p", tables=T, native=False)
     twin.sync_ours("s")
     held, waited = threading.Event(), threading.Event()
-    waiting = "select count(*) from pg_stat_activity where application_name = 'cdc_replay certify s'"
+    waiting = "select count(*) from pg_stat_activity where application_name ~ '^cdc_replay (certify|sync) s$'"
     waiting += " and wait_event_type = 'Lock' and datname = current_database()"
 
     def work() -> None:
