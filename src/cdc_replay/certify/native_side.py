@@ -55,11 +55,24 @@ MOST_COPY_ERRORS: Final = 30
 _POLL_SECONDS: Final = 0.1
 _LOGGED_BYTES: Final = 20_000
 
-_NOT_OPTIONS: Final = frozenset(
-    {"service", "servicefile", "passfile", "password", "replication", "client_encoding", "application_name"}
-    | {"fallback_application_name"}
+_PARAMETERS: Final = frozenset(
+    {"host", "hostaddr", "port", "dbname", "user", "options", "connect_timeout", "target_session_attrs"}
+    | {"keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"}
+    | {"sslmode", "sslcert", "sslkey", "sslpassword", "sslrootcert", "sslcrl", "sslcrldir", "sslsni"}
+    | {"ssl_min_protocol_version", "ssl_max_protocol_version", "channel_binding", "requirepeer"}
+    | {"gssencmode", "krbsrvname", "gsslib"}
 )
-"""Connection parameters that are resolved, or that a walreceiver sets itself."""
+"""Connection parameters that libpq has in every version; service and password files are resolved."""
+
+_PARAMETERS_SINCE: Final[Mapping[str, int]] = {
+    "require_auth": 160000,
+    "sslcertmode": 160000,
+    "load_balance_hosts": 160000,
+    "gssdelegation": 170000,
+    "sslnegotiation": 170000,
+    "min_protocol_version": 180000,
+    "max_protocol_version": 180000,
+}
 
 _CONFIRMED: Final = """
     select confirmed_flush_lsn::text from pg_catalog.pg_replication_slots where slot_name = %s
@@ -216,7 +229,11 @@ def native_subscription(
 def _create(server: Connection, publisher: Connection, slot: str, subscription: Subscription) -> None:
     statement = sql.SQL("create subscription {} connection {} publication {} with ({})").format(
         sql.Identifier(NAME),
-        sql.Literal(connection_string(publisher, f"cdc_replay certify {subscription.name}")),
+        sql.Literal(
+            connection_string(
+                publisher, f"cdc_replay certify {subscription.name}", server.info.server_version
+            )
+        ),
         sql.SQL(", ").join(map(sql.Identifier, subscription.publications)),
         sql.SQL(", ").join(_options(server, slot, subscription)),
     )
@@ -248,16 +265,17 @@ def _options(server: Connection, slot: str, subscription: Subscription) -> Seque
     ]
 
 
-def connection_string(connection: Connection, application_name: str) -> str:
-    """What another process needs to connect as `connection` has, with its password.
+def connection_string(connection: Connection, application_name: str, server_version: int) -> str:
+    """What a server of this version needs to connect as `connection` has, with its password.
 
-    Also if the parts came from a service file, a password file or the environment, which a server does not
-    have. Defaults are left out: the server's libpq may be older, and not know all parameters.
+    Also if the parts came from a service file, a password file or the environment, which the server does not
+    have. Its libpq may be older than ours, and refuses parameters that it does not know.
     """
     parts: dict[str, str] = {}
     for option in connection.pgconn.info:
         name = option.keyword.decode()
-        if option.val and option.val != option.compiled and name not in _NOT_OPTIONS:
+        is_known = name in _PARAMETERS or server_version >= _PARAMETERS_SINCE.get(name, server_version + 1)
+        if is_known and option.val and option.val != option.compiled:
             parts[name] = option.val.decode()
     if connection.info.password:
         parts["password"] = connection.info.password

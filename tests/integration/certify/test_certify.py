@@ -284,11 +284,11 @@ def test_tables_that_cannot_be_compared_are_named_with_the_reason(twin: Twin) ->
 
 
 def run_program(
-    twin: Twin, *options: str, source: Path | None = None, **environment: str
+    twin: Twin, *options: str, source: Path | None = None, failpoint: str = ""
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*program(source), "certify", "s", "--config", str(twin.file), "--json", *BIN, *options],
-        env=environment_of(source) | environment,
+        env=environment_of(source) | ({VARIABLE: failpoint} if failpoint else {}),
         capture_output=True,
         text=True,
         check=False,
@@ -343,7 +343,7 @@ def test_leftovers_of_a_killed_run_are_named_and_removed_by_the_next(
     twin.publisher.run(f"{T}; create publication p for table t; insert into t values (1, 1, '')")
     twin.subscribe("s", "p", tables=T, native=False)
 
-    killed = run_program(twin, "--transactions", "5", **{VARIABLE: "certify.after_subscribe"})
+    killed = run_program(twin, "--transactions", "5", failpoint="certify.after_subscribe")
 
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     running = str(temporary_folder / throwaway_server.PREFIX)

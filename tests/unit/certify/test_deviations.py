@@ -23,7 +23,8 @@ UNSENT = RowOnSides(COLUMNS, native=("1", "2", None), ours=("1", "2", "x"), publ
 
 
 def replaced(row: RowOnSides, **sides: tuple[str | None, ...] | None) -> RowOnSides:
-    return dataclasses.replace(row, **sides)
+    present = {"native": row.native, "ours": row.ours, "published": row.published} | sides
+    return RowOnSides(row.columns, present["native"], present["ours"], present["published"])
 
 
 @pytest.mark.parametrize(
