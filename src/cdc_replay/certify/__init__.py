@@ -10,6 +10,7 @@
 | subscribe           | `native_side`     | the throw-away subscription: copied, stopped at an LSN, resumed  |
 | follow              | `run`             | both follow; ours by capture and replay, or whoever else does    |
 | one position        | `at_fence`        | native is stopped, ours is replayed to exactly where it stopped  |
+| compare             | `tables`          | each table, by the comparison that validation uses               |
 | explain             | `deviations`      | rows that differ by a documented deviation; all others fail      |
 | report              | `page`            | the HTML page                                                    |
 

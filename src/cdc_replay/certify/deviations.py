@@ -34,9 +34,6 @@ from cdc_replay.subscriber.target_tables import TargetColumn, TargetTable
 KEYS_KEPT: Final = 3
 """Keys that the certificate names, of each deviation and of what is not explained."""
 
-HISTORY: Final = (Deviation.FILTER_CHANGED, Deviation.ACTIONS_NOT_PUBLISHED, Deviation.NOT_COPIED)
-"""Deviations by which rows differ from the start."""
-
 _SESSION_TYPES: Final = ("timestamp with time zone", "time with time zone", "bytea")
 """Types of pg_catalog whose output depends on a setting that a native walsender does not pin (R1.11)."""
 
