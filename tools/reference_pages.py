@@ -46,6 +46,7 @@ COMMON_OPTIONS: Final = frozenset({"--config", "--log-level", "--json", "--help"
 GUIDES: Final[Mapping[str, str]] = {
     "setup": "[Grant least privilege](how-to/least-privilege.md)",
     "capture": "[Act on a refused capture](how-to/capture-refused.md)",
+    "certify": "[Certify a subscription](how-to/certify.md)",
     "backfill": "[Backfill a range](how-to/backfill.md)",
     "refresh": "[Change publications](how-to/changed-publications.md), [Reconcile](how-to/reconcile.md)",
     "resume": "[Resume a parked subscription](how-to/parked.md)",

@@ -32,6 +32,7 @@ from cdc_replay.errors import (
 from cdc_replay.failpoints import VARIABLE, FailpointReached
 from cdc_replay.model.certificate import CertifiedTable, CertifyResult, Deviation, TableOutcome
 from cdc_replay.postgres import throwaway_server
+from cdc_replay.termination import EXIT_CODE
 from embedded.java import spark_environment
 from embedded.postgres import Cluster, binaries
 from fixtures.command_line import PROGRAM
@@ -295,6 +296,21 @@ def run_program(
     )
 
 
+def start_program(twin: Twin, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*program(None), "certify", "s", "--config", str(twin.file), "--json", *BIN, *options],
+        env=environment_of(None),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def await_native(twin: Twin, running: subprocess.Popen[str]) -> None:
+    active = f"select count(*) from pg_replication_slots where slot_name ~ '^{PREFIX}' and active"
+    wait_for(lambda: twin.publisher.rows(active) == [(1,)] or running.poll() is not None, "native", 120)
+
+
 def program(source: Path | None) -> list[str]:
     return [str(PROGRAM)] if source is None else [str(PROGRAM.with_name("python")), "-m", "cdc_replay.cli"]
 
@@ -408,19 +424,9 @@ def test_sigterm_ends_the_time_early_and_no_secret_is_shown(twin: Twin, temporar
     twin.subscribe("s", "p", tables=T, native=False)
     quoted = secret.replace("@", "%40").replace("/", "%2F").replace(":", "%3A")
     twin.options["dsn"] = twin.publisher.dsn.replace("postgres@", f"postgres:{quoted}@")
-    running = subprocess.Popen(
-        [
-            *(*program(None), "certify", "s", "--config", str(twin.file), "--json", *BIN),
-            *("--for", "1h", "--log-level", "debug"),
-        ],
-        env=environment_of(None),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    running = start_program(twin, "--for", "1h", "--log-level", "debug")
     with running:
-        active = f"select count(*) from pg_replication_slots where slot_name ~ '^{PREFIX}' and active"
-        wait_for(lambda: twin.publisher.rows(active) == [(1,)] or running.poll() is not None, "native", 120)
+        await_native(twin, running)
         assert (secret in str(processes_naming("")), quoted in str(processes_naming(""))) == (False, False)
         for path in temporary_folder.rglob("log"):
             assert secret not in path.read_text(encoding="utf-8")
@@ -438,6 +444,25 @@ def test_sigterm_ends_the_time_early_and_no_secret_is_shown(twin: Twin, temporar
     for text in (output, errors, page):
         assert (secret in text, quoted in text) == (False, False)
     assert_nothing_is_left(twin, temporary_folder)
+
+
+def test_a_second_signal_ends_it_and_nothing_is_left(twin: Twin, temporary_folder: Path) -> None:
+    twin.publisher.run(f"{T}; create publication p for table t; insert into t values (1, 1, '')")
+    twin.subscribe("s", "p", tables=T, native=False)
+    running = start_program(twin, "--for", "1h")
+    with running:
+        await_native(twin, running)
+        running.send_signal(signal.SIGINT)
+        # The first one is taken by Python's main thread, between two statements.
+        time.sleep(0.5)
+        running.send_signal(signal.SIGTERM)
+        output, errors = running.communicate(timeout=120)
+
+    assert running.returncode == EXIT_CODE, errors
+    assert "terminated by SIGTERM" in output + errors
+    left = str(temporary_folder / throwaway_server.PREFIX)
+    wait_for(lambda: processes_naming(left) == [], "the end of the throw-away server")
+    assert twin.publisher.rows(SLOTS) == []
 
 
 def test_native_that_cannot_apply_is_an_error_that_says_why(

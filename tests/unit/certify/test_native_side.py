@@ -29,7 +29,7 @@ def test_it_has_what_the_servers_libpq_knows_and_the_resolved_password(
         pgconn=SimpleNamespace(
             info=[
                 option("service", "shop"),
-                option("passfile", "/home/x/.pgpass"),
+                option("passfile", "/srv/.pgpass"),
                 option("host", "db.example"),
                 option("sslmode", "verify-full", "prefer"),
                 option("sslcompression", "0", "0"),
