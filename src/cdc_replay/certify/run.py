@@ -200,7 +200,9 @@ class _Run:
                     "the native subscription was stopped before it had copied its tables: nothing is compared"
                 )
             tables = self._with_start(native, tables)
-            followed = self._follow(native.present_position())
+            start = native.present_position()
+            logger.info("subscription %s and a native one: both follow from %s on", self.name, start)
+            followed = self._follow(start)
             with open_at_fence(request.source, request.open_session, native, self.started.dsn) as fence:
                 window = Window(followed.window.after, fence.lsn)
                 final = tuple(self._with_changes(tables, catalog, window))
