@@ -282,12 +282,11 @@ def following(twin: Twin, log: Path) -> Iterator[subprocess.Popen[str]]:
             text=True,
         ) as running,
     ):
-        wait_for(
-            lambda: "both follow" in log.read_text("utf-8") or running.poll() is not None,
-            "both to follow",
-            120,
-        )
-        yield running
+        try:
+            wait_for(lambda: "both follow" in log.read_text("utf-8"), "both to follow", 120)
+            yield running
+        finally:
+            running.kill()
 
 
 def program(source: Path | None) -> list[str]:
