@@ -51,6 +51,7 @@ GUIDES: Final[Mapping[str, str]] = {
     "alarms": "[Tell alarms](how-to/alarms.md)",
     "setup": "[Grant least privilege](how-to/least-privilege.md)",
     "capture": "[Act on a refused capture](how-to/capture-refused.md)",
+    "certify": "[Certify a subscription](how-to/certify.md)",
     "backfill": "[Backfill a range](how-to/backfill.md)",
     "refresh": "[Change publications](how-to/changed-publications.md), [Reconcile](how-to/reconcile.md)",
     "resume": "[Resume a parked subscription](how-to/parked.md)",

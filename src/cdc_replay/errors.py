@@ -235,6 +235,10 @@ class ReconcileRefused(CdcReplayError):
     """A reconciliation could change rows that are not the subscription's."""
 
 
+class NativeSubscriptionFailed(CdcReplayError):
+    """A native subscription, which ours is compared with, cannot be created or makes no progress."""
+
+
 class NotConfirmed(CdcReplayError):
     """The user did not confirm."""
 

@@ -57,6 +57,8 @@ FAILPOINTS: Final[dict[str, str]] = {
     "resume.after_commit": "subscription or tables are resumed, nothing is reported",
     "backfill.after_state": "another database has a state for the backfill, no row is applied",
     "validate.after_report": "the report is written, the result is not recorded",
+    "certify.after_subscribe": "a native subscription has its slots on the publisher",
+    "certify.at_fence": "native is stopped and ours replayed to the same position, nothing is compared",
     "teardown.after_slot": "the slot is dropped, capture publications and event triggers remain",
     "teardown.after_publications": "slot and capture publications are dropped, event triggers remain",
     "teardown.after_staging": "staging of killed runs is dropped, the state remains",

@@ -77,6 +77,15 @@ def finish_on_sigterm() -> Iterator[threading.Event]:
         _finishing = None
 
 
+def finish_on_interrupt_again() -> None:
+    """Let Ctrl-C set the event of `finish_on_sigterm` again, after a library has taken the signal.
+
+    Spark does when a session is created in the main thread.
+    """
+    if _finishing is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, _finish_or_interrupt)
+
+
 def end_with_parent() -> None:
     """End this process as SIGTERM does once its parent has exited; for drivers, which `spark-submit` starts.
 

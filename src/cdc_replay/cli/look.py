@@ -28,6 +28,7 @@ from cdc_replay.terminal.output import (
     outcome_of,
 )
 from cdc_replay.terminal.progress import show_progress
+from cdc_replay.termination import finish_on_sigterm
 
 
 @app.command("validate", rich_help_panel=LOOK)
@@ -65,6 +66,42 @@ def _validate(
         else:
             result = validate(loaded, subscription, report=report)
     return outcome_of(result, as_json=as_json)
+
+
+@app.command("certify", rich_help_panel=LOOK)
+def _certify(
+    subscription: SubscriptionArgument,
+    time: Annotated[
+        str | None,
+        typer.Option("--for", metavar="TIME", help="Follow the publisher for so long, such as 10m."),
+    ] = None,
+    transactions: Annotated[
+        int | None,
+        typer.Option("--transactions", help="Follow so many transactions of the publisher.", min=1),
+    ] = None,
+    bin_folder: Annotated[
+        Path | None,
+        typer.Option("--bin", metavar="FOLDER", help="Programs of a server of the publisher's version."),
+    ] = None,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = None,
+    as_json: JsonOption = False,
+) -> CommandOutcome:
+    """Compare a subscription with a native one beside it, on a throw-away PostgreSQL server."""
+    from cdc_replay.commands.certify import CertifyOptions, certify
+    from cdc_replay.model.duration import parse_short_duration
+    from cdc_replay.terminal.certify_view import certified
+
+    try:
+        options = CertifyOptions(
+            None if time is None else parse_short_duration(time), transactions, bin_folder
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    loaded = load(config, log_level)
+    with finish_on_sigterm() as stop, show_progress(f"certify {subscription}") as report:
+        result = certify(loaded, subscription, options, stop=stop, report=report)
+    return dataclasses.replace(outcome_of(result, as_json=as_json), view=certified(result))
 
 
 @app.command("explain", rich_help_panel=LOOK)

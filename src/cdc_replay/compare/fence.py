@@ -68,22 +68,28 @@ def open_fence(
         ServerUnavailable, MissingPrivilege: if a server cannot be reached, or refuses the role.
     """
     purpose = f"validate {subscription}"
-    with contextlib.ExitStack() as stack:
-        publisher = stack.enter_context(contextlib.closing(import_snapshot(snapshot, purpose=purpose)))
-        subscriber = stack.enter_context(
-            contextlib.closing(_open_subscriber(subscriber_dsn, purpose, read_only=not has_tables_of_others))
-        )
-        # A policy must not hide rows from the comparison: the server rejects such a read instead, as on the
-        # publisher's side.
-        subscriber.execute("set local row_security = off")
+    with (
+        contextlib.closing(import_snapshot(snapshot, purpose=purpose)) as publisher,
+        open_subscriber(subscriber_dsn, purpose, read_only=not has_tables_of_others) as subscriber,
+    ):
         yield ComparisonFence(
             snapshot.consistent_point, publisher, subscriber, table_states(subscriber, subscription)
         )
 
 
-def _open_subscriber(dsn: str, purpose: str, *, read_only: bool) -> Connection:
-    connection = connect(dsn, purpose=purpose)
-    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-    connection.read_only = read_only
-    connection.autocommit = False
-    return connection
+@contextlib.contextmanager
+def open_subscriber(dsn: str, purpose: str, *, read_only: bool) -> Iterator[Connection]:
+    """A repeatable-read transaction of the subscriber, whose snapshot is taken now.
+
+    Raises:
+        ServerUnavailable, MissingPrivilege: as `connect`.
+    """
+    with contextlib.closing(connect(dsn, purpose=purpose)) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.read_only = read_only
+        connection.autocommit = False
+        # A policy must not hide rows from the comparison: the server rejects such a read instead, as on the
+        # publisher's side. The first query takes the snapshot.
+        connection.execute("set local row_security = off")
+        connection.execute("select")
+        yield connection

@@ -27,6 +27,15 @@ def parse_duration(text: str) -> dt.timedelta:
     return int(match[1]) * _UNITS[match[2]] if match[1] else dt.timedelta()
 
 
+def parse_short_duration(text: str) -> dt.timedelta:
+    """As `parse_duration`; on a command line `m` means minutes, too.
+
+    Raises:
+        ValueError: if `text` has another form.
+    """
+    return parse_duration(f"{text.strip()}in" if text.strip().endswith("m") else text)
+
+
 def duration_in_words(seconds: float) -> str:
     """The duration in the largest unit of which it has two, such as `3 min`, as a size is printed."""
     whole = max(0, int(seconds))

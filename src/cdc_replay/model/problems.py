@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from cdc_replay.model.duration import duration_in_words, parse_duration
+from cdc_replay.model.duration import duration_in_words, parse_short_duration
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.size import parse_size, size_in_words
 from cdc_replay.model.status import (
@@ -60,16 +60,12 @@ class Bounds:
         Raises:
             ValueError: if one of them has another form.
         """
-        age = None if max_proof_age is None else _duration(max_proof_age)
+        age = None if max_proof_age is None else parse_short_duration(max_proof_age)
         if max_lag is None:
             return cls(proof_age=age)
         if max_lag.strip().endswith(("kB", "MB", "GB", "TB")):
             return cls(lag_bytes=parse_size(max_lag), proof_age=age)
-        return cls(lag=_duration(max_lag), proof_age=age)
-
-
-def _duration(text: str) -> dt.timedelta:
-    return parse_duration(text + "in" if text.strip().endswith("m") else text)
+        return cls(lag=parse_short_duration(max_lag), proof_age=age)
 
 
 def find_problems(status: StatusResult, bounds: Bounds, now: dt.datetime) -> tuple[Problem, ...]:

@@ -21,6 +21,8 @@ class Unit(enum.Enum):
     BYTES = "bytes"
     TABLES = "tables"
     TASKS = "tasks"
+    TRANSACTIONS = "transactions"
+    SECONDS = "seconds"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from cdc_replay.spark.errors import SparkEnded
 from cdc_replay.spark.java import JVM_OPTIONS, local_environment
 from cdc_replay.spark.server_session import current_server_session
+from cdc_replay.termination import finish_on_interrupt_again
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ def spark_session(name: str, *, conf: dict[str, str] | None = None) -> SparkSess
     for key, value in (conf or {}).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
+    finish_on_interrupt_again()
     session.sparkContext.setLogLevel("ERROR")
     if not logger.isEnabledFor(logging.DEBUG):
         _leave_failures_to_us(session)

@@ -104,9 +104,14 @@ def write_page(verdict: Verdict, context: ReportContext, *, now: dt.datetime, ru
         index_link=Path(os.path.relpath(verdict.data_docs, folder)).as_posix(),
     )
     for target in (verdict.report, folder / LATEST):
-        part = target.with_suffix(".part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(target)
+        write_whole(target, text)
+
+
+def write_whole(target: Path, text: str) -> None:
+    """Write a file of which nobody sees a half."""
+    part = target.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(target)
 
 
 def render(
@@ -134,12 +139,13 @@ def _data_docs(run_link: str, index_link: str) -> str:
     )
 
 
-def _badge(kind: str, text: str) -> str:
+def badge(kind: str, text: str) -> str:
+    """A word on a coloured ground: `good`, `bad` or `info`."""
     return f'<span class="badge {kind}">{escape(text)}</span>'
 
 
 def _head(verdict: Verdict, context: ReportContext, now: dt.datetime) -> str:
-    badge = _badge("good", "consistent") if verdict.success else _badge("bad", "not consistent")
+    word = badge("good", "consistent") if verdict.success else badge("bad", "not consistent")
     rows = sum(table.publisher_rows or 0 for table in verdict.tables)
     facts = {
         "Publisher": context.publisher,
@@ -152,10 +158,10 @@ def _head(verdict: Verdict, context: ReportContext, now: dt.datetime) -> str:
     }
     error = "" if verdict.error is None else f'<p class="error bad">{escape(verdict.error)}</p>'
     return (
-        f'<section class="card"><div class="head"><h1>{escape(verdict.subscription)}</h1>{badge}</div>'
+        f'<section class="card"><div class="head"><h1>{escape(verdict.subscription)}</h1>{word}</div>'
         f'<p class="summary">{escape(first_sentence(verdict, context, now))}</p>'
         '<div class="soft">Subscriber and publisher compared as of one WAL position; '
-        f"later writes of the publisher are not included.</div>{_facts(facts)}{error}{_links(context)}"
+        f"later writes of the publisher are not included.</div>{facts_list(facts)}{error}{_links(context)}"
         "</section>"
     )
 
@@ -217,7 +223,8 @@ def _of_earlier(record: ValidationRecord) -> str:
     return f"{finished:%Y-%m-%d} {time_of_day(finished)}: {outcome} at {record.lsn}"
 
 
-def _facts(facts: dict[str, str]) -> str:
+def facts_list(facts: dict[str, str]) -> str:
+    """Names and values beside each other."""
     items = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items()
     )
@@ -257,10 +264,10 @@ def _differing(table: TableVerdict) -> str:
 
 def _outcome(table: TableVerdict) -> str:
     if table.error is not None:
-        return _badge("bad", "error")
+        return badge("bad", "error")
     if not table.success:
-        return _badge("bad", "differs")
-    return _badge("good", "equal") if table.full else _badge("info", "not comparable")
+        return badge("bad", "differs")
+    return badge("good", "equal") if table.full else badge("info", "not comparable")
 
 
 def _table(subscription: str, repair: str | None, table: TableVerdict) -> str:
@@ -298,10 +305,10 @@ def _checks(checks: tuple[Check, ...]) -> str:
 
 def _check_badge(check: Check) -> str:
     if check.error is not None:
-        return _badge("bad", "error")
+        return badge("bad", "error")
     if check.success:
-        return _badge("good", "holds")
-    return _badge("info", "for information") if check.informational else _badge("bad", "fails")
+        return badge("good", "holds")
+    return badge("info", "for information") if check.informational else badge("bad", "fails")
 
 
 def _differences(table: TableVerdict) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import urllib.parse
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from cdc_replay.model.results import TableReconciled
 from cdc_replay.subscriber.history import ValidationRecord
@@ -41,6 +43,16 @@ class ReportContext:
     earlier: tuple[ValidationRecord, ...] = ()
     links: ReportLinks = ReportLinks()
     repair: Repair | None = None
+
+
+def file_name(subscription: str) -> str:
+    """The subscription's name as a unique file name."""
+    return urllib.parse.quote(subscription, safe="")
+
+
+def reports_folder(context_root: Path, subscription: str) -> Path:
+    """The folder of the pages of a subscription; `context_root` is the parent of `gx`."""
+    return context_root.resolve() / "gx" / "uncommitted" / "reports" / file_name(subscription)
 
 
 def first_sentence(verdict: Verdict, context: ReportContext, now: dt.datetime) -> str:

@@ -42,7 +42,7 @@ from cdc_replay.validate.gx import (
     get_context,
 )
 from cdc_replay.validate.html_report import write_page
-from cdc_replay.validate.report_context import ReportContext
+from cdc_replay.validate.report_context import ReportContext, file_name, reports_folder
 from cdc_replay.validate.suites import EXPECTATIONS, ObservedTable, build_suite, comparison_frame
 from cdc_replay.validate.verdict import Check, CheckKind, TableVerdict, Verdict
 
@@ -98,7 +98,7 @@ def validate_subscription(request: ValidationRequest) -> Verdict:
     gx_root = _data_context(request.context_root)
     with _exclusive_lock(gx_root):
         judged = _judge(request, tables, now)
-        folder = gx_root / "uncommitted" / "reports" / file_name(request.subscription)
+        folder = reports_folder(request.context_root, request.subscription)
         verdict = Verdict(
             subscription=request.subscription,
             lsn=request.fence.lsn,
@@ -116,11 +116,6 @@ def validate_subscription(request: ValidationRequest) -> Verdict:
         *(verdict.seconds, verdict.report),
     )
     return verdict
-
-
-def file_name(subscription: str) -> str:
-    """The subscription's name as a unique file name."""
-    return urllib.parse.quote(subscription, safe="")
 
 
 def _observe(request: ValidationRequest) -> tuple[ObservedTable, ...]:
