@@ -14,7 +14,7 @@ from cdc_replay.spark.session import is_not_of_py4j
     [
         ("/venv/lib/python3.11/site-packages/py4j/java_gateway.py", False),
         ("/venv/lib/python3.11/site-packages/pyspark/java_gateway.py", True),
-        ("/home/py4jfan/app.py", True),
+        ("/opt/py4jfan/app.py", True),
     ],
 )
 def test_records_of_py4j_do_not_reach_the_terminal(path: str, is_kept: bool) -> None:
