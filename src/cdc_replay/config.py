@@ -17,9 +17,18 @@ from typing import Final, TypeVar
 from pydantic import ValidationError
 
 from cdc_replay.config_file import ConfigFile, read_config_file
-from cdc_replay.config_schema import DEFAULT_KEEP, LONGEST_SLOT_NAME, File, Group, Publisher
+from cdc_replay.config_schema import (
+    DEFAULT_KEEP,
+    LONGEST_SLOT_NAME,
+    File,
+    Group,
+    Publisher,
+    TableValidation,
+    Validation,
+)
 from cdc_replay.config_schema import Subscription as GivenSubscription
 from cdc_replay.errors import InvalidConfiguration
+from cdc_replay.model.proof import runs_for_all
 from cdc_replay.model.subscription import (
     ConflictPolicy,
     FailurePolicy,
@@ -28,6 +37,7 @@ from cdc_replay.model.subscription import (
     UnchangedToast,
 )
 from cdc_replay.model.suggestion import did_you_mean
+from cdc_replay.model.validation_scope import TablePlan, ValidationPlan
 from cdc_replay.postgres.environment_connection import connection_from_environment
 from cdc_replay.postgres.timeouts import SessionTimeouts
 
@@ -74,6 +84,8 @@ class SubscriptionConfig:
     """Bytes per second that all readers of a snapshot together may copy; None: no limit."""
     reports_values: bool = False
     """Whether reports show values of differing rows, not only their keys."""
+    validation: ValidationPlan = field(default_factory=ValidationPlan)
+    """How its tables are validated when that is scheduled."""
 
     @property
     def name(self) -> str:
@@ -243,9 +255,27 @@ def _contradictions(file: Path, parsed: File) -> Iterator[tuple[tuple[str, ...],
         group = given.group or given.publisher
         if publisher_of_group.setdefault(group, given.publisher) != given.publisher:
             yield ("subscriptions", name, "group"), f'group "{group}" has another publisher'
+        yield from _unreachable_proofs(name, given.validation)
     for name in parsed.groups:
         if name not in publisher_of_group:
             yield ("groups", name), "no subscription is in this group"
+
+
+def _unreachable_proofs(name: str, given: Validation) -> Iterator[tuple[tuple[str, ...], str]]:
+    keys = ("subscriptions", name, "validation")
+    plan = _validation_plan(given)
+    plans = {keys: plan.default} | {(*keys, "tables", table): own for table, own in plan.tables.items()}
+    for path, table in plans.items():
+        if table.every is None or table.max_proof_age is None:
+            continue
+        # The oldest part of the proof is that old when its turn comes again.
+        age = table.every * runs_for_all(table.sample)
+        if age > table.max_proof_age:
+            days = f"{age / dt.timedelta(days=1):g}"
+            yield (
+                path,
+                f"`max_proof_age` is too short: with `every` and `sample`, a proof becomes {days} d old",
+            )
 
 
 def _slots_without_name(parsed: File) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -321,6 +351,26 @@ def _subscription(name: str, given: GivenSubscription) -> SubscriptionConfig:
         snapshot_readers=given.snapshot_readers,
         snapshot_rate=given.snapshot_rate,
         reports_values=given.report_values == "all",
+        validation=_validation_plan(given.validation),
+    )
+
+
+def _validation_plan(given: Validation) -> ValidationPlan:
+    """What a table's own plan leaves out is that of all tables."""
+    default = _table_plan(given, TablePlan())
+    return ValidationPlan(
+        default,
+        {name: _table_plan(table, default) for name, table in given.tables.items()},
+        given.max_seconds,
+        given.max_bytes,
+    )
+
+
+def _table_plan(given: TableValidation, default: TablePlan) -> TablePlan:
+    return TablePlan(
+        every=default.every if given.every is None else given.every,
+        sample=default.sample if given.sample is None else given.sample,
+        max_proof_age=default.max_proof_age if given.max_proof_age is None else given.max_proof_age,
     )
 
 

@@ -229,3 +229,13 @@ class NotConfirmed(CdcReplayError):
 
 class NotConsistent(CdcReplayError):
     """The subscriber's rows are not those that the publications define."""
+
+
+class NotValidated(CdcReplayError):
+    """Whether the subscriber is consistent could not be judged."""
+
+    retry = Retry.LATER
+
+
+class ProofTooOld(CdcReplayError):
+    """The last proof of a table is older than the configuration allows."""
