@@ -50,12 +50,26 @@ def validated(*, success: bool) -> results.ValidateResult:
     report = Path("/srv/a/long/path/of/expectations/gx/uncommitted/reports/nsw/0-2A2B3C.html")
     outcome = "consistent" if success else "not consistent"
     return results.ValidateResult(
-        "nsw", A, B, 3.0, success, tables, report, report, None, outcome=outcome  # type: ignore[arg-type]
+        "nsw",
+        A,
+        B,
+        3.0,
+        success,
+        tables,
+        report,
+        report,
+        None,
+        outcome=outcome,  # type: ignore[arg-type]
     )
 
 
 def validated_in_part(**values: Any) -> results.ValidateResult:
-    left = {"reason": "not due", "table": "public.big", "proof": "proven through 0/1", "proven_at": "2026-11-01"}
+    left = {
+        "reason": "not due",
+        "table": "public.big",
+        "proof": "proven through 0/1",
+        "proven_at": "2026-11-01",
+    }
     left_out = (left, {**left, "reason": "not reached"})
     made = dataclasses.replace(
         validated(success=True), is_partial=True, left_out=left_out, not_reached=("public.big",)
@@ -200,8 +214,17 @@ SCREENS: dict[str, tuple[Result, str]] = {
     ),
     "not judged": (
         dataclasses.replace(
-            validated(success=True), outcome="error", tables=({"success": False, "publisher_rows": None,
-            "has_error": True, "table": "public.t", "notes": []},)
+            validated(success=True),
+            outcome="error",
+            tables=(
+                {
+                    "success": False,
+                    "publisher_rows": None,
+                    "has_error": True,
+                    "table": "public.t",
+                    "notes": [],
+                },
+            ),
         ),
         (
             "nsw could not be judged at 0/2A2B3C: 1 of 1 table could not be compared, 3.0 s\n"

@@ -133,7 +133,8 @@ def test_what_could_not_be_judged_is_neither_consistent_nor_a_difference(broken:
 def test_a_part_is_never_called_consistent() -> None:
     part = replace(EQUAL, compared_buckets=13, chosen_buckets=20)
     left = tuple(
-        LeftOut(QualifiedName("public", f"<{reason.name}>"), reason, TableProof.nothing()) for reason in LeftReason
+        LeftOut(QualifiedName("public", f"<{reason.name}>"), reason, TableProof.nothing())
+        for reason in LeftReason
     )
     judged = replace(verdict(part), left_out=left)
     assert (judged.success, judged.is_partial) == (True, True)
@@ -147,12 +148,14 @@ def test_a_part_is_never_called_consistent() -> None:
     assert "7 of 20 chosen buckets were not reached" in text
     assert "public.&lt;gone&gt; is planned in the configuration" in text
     for reason in LeftReason:
-        assert f"public.&lt;{reason.name}&gt;</td><td><span class=\"badge info\">{reason.value}</span>" in text
+        assert f'public.&lt;{reason.name}&gt;</td><td><span class="badge info">{reason.value}</span>' in text
     assert ">consistent<" not in text
 
 
 def test_a_proof_that_is_too_old_is_told_apart_from_a_difference() -> None:
-    age = Check(CheckKind.PROOF_AGE, success=False, observed="the proof is 9 days old, at most 7 days are allowed")
+    age = Check(
+        CheckKind.PROOF_AGE, success=False, observed="the proof is 9 days old, at most 7 days are allowed"
+    )
     left = LeftOut(QualifiedName("public", "t"), LeftReason.NOT_DUE, TableProof.nothing(), age)
     for judged in (
         replace(verdict(EQUAL), left_out=(left,)),
@@ -168,8 +171,8 @@ def test_a_proof_that_is_too_old_is_told_apart_from_a_difference() -> None:
 def test_each_table_has_its_trend() -> None:
     records = tuple(
         TableRecord(
-            "public", "flights", NOW - dt.timedelta(hours=hours), "0/1", 64, 10, hours == 2, 1 << 20, 1.0, None,
-            "0/1", NOW,
+            "public", "flights", NOW - dt.timedelta(hours=hours), "0/1", 64, 10, hours == 2, 1 << 20, 1.0,
+            None, "0/1", NOW,
         )
         for hours in (1, 2)
     )  # fmt: skip

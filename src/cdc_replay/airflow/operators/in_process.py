@@ -262,7 +262,7 @@ class ValidateOperator(TellsLineage, CommandOperator):
         from cdc_replay.commands.validate import validate, validate_and_repair
         from cdc_replay.terminal.results import repair_rows
 
-        links, scope = report_links(self.subscription, context), self._scope()
+        links, scope = report_links(self.subscription, context), self.scope()
         if is_set(self.repair):
             is_dry_run = is_set(self.is_dry_run)
             result = validate_and_repair(
@@ -281,7 +281,7 @@ class ValidateOperator(TellsLineage, CommandOperator):
             raise _failure(result)
         return result.to_dict()
 
-    def _scope(self) -> ValidationScope:
+    def scope(self) -> ValidationScope:
         """What the run compares.
 
         Raises:
