@@ -289,7 +289,7 @@ def install(connection: Connection) -> None:
     Raises:
         MissingPrivilege: if the role may not create a schema in this database.
     """
-    if has_proofs(connection):
+    if has_history(connection) and has_proofs(connection):
         return
     with translated_errors(f'cannot create schema "{SCHEMA}" on the subscriber'), connection.transaction():
         # `if not exists` alone fails if another session is creating the same schema.

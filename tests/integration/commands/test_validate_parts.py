@@ -45,7 +45,8 @@ RUNS = 4
 def equal(twin: Twin) -> Twin:
     """Three tables with equal rows on both sides; `t` has a filter."""
     twin.publisher.run(
-        f"{TABLES}; alter table t replica identity full; insert into t select i, i from generate_series(1, 2000) i;"
+        f"{TABLES}; alter table t replica identity full;"
+        " insert into t select i, i from generate_series(1, 2000) i;"
         " insert into u select i, i from generate_series(1, 300) i;"
         f" insert into {QUOTED} values (1); create publication p for table t where (a > 0), u, {QUOTED}"
     )
