@@ -16,17 +16,15 @@ import datetime as dt
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import typer
+from pydantic import BaseModel
 
 from cdc_replay import config_schema
 from cdc_replay.airflow.gauges import GAUGES, PREFIX, Gauge
 from cdc_replay.cli import app
 from cdc_replay.config import Timeouts
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 CONFIGURATION: Final = DOCS / "configuration.md"
@@ -75,7 +73,7 @@ def configuration_keys() -> Iterator[tuple[str, str, str]]:
 
 def _yaml(default: object) -> str:
     """A default as it is written in the file; empty for None, which the description explains."""
-    if default is None:
+    if default is None or isinstance(default, BaseModel):
         return ""
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"

@@ -13,6 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 import pytest
+import yaml
 
 import reference_pages
 import semantics_page
@@ -110,6 +111,11 @@ def test_example_configuration_is_valid_and_shows_every_key() -> None:
             section = match[1]
         elif match := re.match(r" {2}(\w+):" if section == "timeouts" else r" {4}(?:# )?(\w+):", line):
             shown.add(f"{section}.{match[1]}")
+    for subscription in yaml.safe_load(text(example))["subscriptions"].values():
+        validation = subscription["validation"]
+        shown |= {f"subscriptions.validation.{key}" for key in validation}
+        for table in validation["tables"].values():
+            shown |= {f"subscriptions.validation.tables.TABLE.{key}" for key in table}
     keys = {key.replace(".NAME.", ".") for key, _, _ in reference_pages.configuration_keys()}
     assert keys - {"subscriptions.dsn"} <= shown
 

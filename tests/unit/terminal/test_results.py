@@ -49,18 +49,8 @@ def validated(*, success: bool) -> results.ValidateResult:
     )
     report = Path("/srv/a/long/path/of/expectations/gx/uncommitted/reports/nsw/0-2A2B3C.html")
     outcome = "consistent" if success else "not consistent"
-    return results.ValidateResult(
-        "nsw",
-        A,
-        B,
-        3.0,
-        success,
-        tables,
-        report,
-        report,
-        None,
-        outcome=outcome,  # type: ignore[arg-type]
-    )
+    result = results.ValidateResult("nsw", A, B, 3.0, success, tables, report, report, None)  # type: ignore[arg-type]
+    return dataclasses.replace(result, outcome=outcome)
 
 
 def validated_in_part(**values: Any) -> results.ValidateResult:
