@@ -194,7 +194,7 @@ def test_an_object_store_is_left_as_it_is(tmp_path: Path) -> None:
             (
                 "[p1, p2]",
                 "[p1]\n    validation:\n      tables:\n"
-                + "        public.big: {every: 1d, sample: 5%, max_proof_age: 19d}",
+                "        public.big: {every: 1d, sample: 5%, max_proof_age: 19d}",
             ),
             11,
             "`max_proof_age` is too short: with `every` and `sample`, a proof becomes 20 d old",
