@@ -193,10 +193,9 @@ def test_an_object_store_is_left_as_it_is(tmp_path: Path) -> None:
         (
             (
                 "[p1, p2]",
-                "[p1]\n    validation:\n      tables:\n"
-                "        public.big: {every: 1d, sample: 5%, max_proof_age: 19d}",
+                "[p]\n    validation: {tables: {p.t: {every: 1d, sample: 5%, max_proof_age: 9d}}}",
             ),
-            11,
+            9,
             "`max_proof_age` is too short: with `every` and `sample`, a proof becomes 20 d old",
         ),
         (("[p1, p2]", "[" * 3000 + "]" * 3000), 1, "nested too deeply"),
