@@ -22,7 +22,7 @@ import typer
 from pydantic import BaseModel
 
 from cdc_replay import config_schema
-from cdc_replay.airflow.gauges import GAUGES, PREFIX
+from cdc_replay.airflow.gauges import GAUGES, PREFIX, Gauge
 from cdc_replay.cli import app
 from cdc_replay.config import Timeouts
 
@@ -36,6 +36,8 @@ MODELS: Final[Mapping[str, type[BaseModel]]] = {
     "publishers.NAME.alarms": config_schema.PublisherAlarms,
     "subscriptions.NAME": config_schema.Subscription,
     "subscriptions.NAME.alarms": config_schema.SubscriptionAlarms,
+    "subscriptions.NAME.validation": config_schema.Validation,
+    "subscriptions.NAME.validation.tables.TABLE": config_schema.TableValidation,
     "groups.NAME": config_schema.Group,
     "timeouts": config_schema.Timeouts,
     "alarms": config_schema.Alarms,
@@ -55,7 +57,7 @@ GUIDES: Final[Mapping[str, str]] = {
     "backfill": "[Backfill a range](how-to/backfill.md)",
     "refresh": "[Change publications](how-to/changed-publications.md), [Reconcile](how-to/reconcile.md)",
     "resume": "[Resume a parked subscription](how-to/parked.md)",
-    "validate": "[Act on a failed validation](how-to/validation-failed.md)",
+    "validate": "[Validate](how-to/validate.md), [Act on a failed validation](how-to/validation-failed.md)",
     "plan": "[Plan a change of publications](how-to/plan.md)",
     "explain": "[Monitor](how-to/monitor.md#what-is-published)",
     "why": "[Explain a row](how-to/why.md)",
@@ -136,11 +138,15 @@ def render_commands() -> str:
 def render_metrics() -> str:
     """The metrics page."""
     rows = "".join(
-        f"| `{PREFIX}{name}` | `{gauge.tag}` | `{gauge.task}` | {gauge.unit} | {gauge.meaning} |\n"
+        f"| `{PREFIX}{name}` | {_tags(gauge)} | `{gauge.task}` | {gauge.unit} | {gauge.meaning} |\n"
         for name, gauge in GAUGES.items()
     )
     header = "| gauge | tag | set by the task | unit | meaning |\n| --- | --- | --- | --- | --- |\n"
     return _replace_section(METRICS, "## Gauges", f"{header}{rows}")
+
+
+def _tags(gauge: Gauge) -> str:
+    return ", ".join(f"`{tag}`" for tag in (gauge.tag, *gauge.more_tags))
 
 
 def _replace_section(page: Path, heading: str, body: str) -> str:

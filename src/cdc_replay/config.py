@@ -26,10 +26,13 @@ from cdc_replay.config_schema import (
     File,
     Group,
     Publisher,
+    TableValidation,
+    Validation,
 )
 from cdc_replay.config_schema import Subscription as GivenSubscription
 from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.model.problems import Bounds
+from cdc_replay.model.proof import runs_for_all
 from cdc_replay.model.subscription import (
     ConflictPolicy,
     FailurePolicy,
@@ -38,6 +41,7 @@ from cdc_replay.model.subscription import (
     UnchangedToast,
 )
 from cdc_replay.model.suggestion import did_you_mean
+from cdc_replay.model.validation_scope import TablePlan, ValidationPlan
 from cdc_replay.postgres.environment_connection import connection_from_environment
 from cdc_replay.postgres.timeouts import SessionTimeouts
 
@@ -88,6 +92,8 @@ class SubscriptionConfig:
     """Whether reports show values of differing rows, not only their keys."""
     alarm_bounds: Bounds = field(default_factory=Bounds)
     """What is beyond them is an alarm."""
+    validation: ValidationPlan = field(default_factory=ValidationPlan)
+    """How its tables are validated when that is scheduled."""
 
     @property
     def name(self) -> str:
@@ -283,9 +289,27 @@ def _contradictions(file: Path, parsed: File) -> Iterator[tuple[tuple[str, ...],
         group = given.group or given.publisher
         if publisher_of_group.setdefault(group, given.publisher) != given.publisher:
             yield ("subscriptions", name, "group"), f'group "{group}" has another publisher'
+        yield from _unreachable_proofs(name, given.validation)
     for name in parsed.groups:
         if name not in publisher_of_group:
             yield ("groups", name), "no subscription is in this group"
+
+
+def _unreachable_proofs(name: str, given: Validation) -> Iterator[tuple[tuple[str, ...], str]]:
+    keys = ("subscriptions", name, "validation")
+    plan = _validation_plan(given)
+    plans = {keys: plan.default} | {(*keys, "tables", table): own for table, own in plan.tables.items()}
+    for path, table in plans.items():
+        if table.every is None or table.max_proof_age is None:
+            continue
+        # The oldest part of the proof is that old when its turn comes again.
+        age = table.every * runs_for_all(table.sample)
+        if age > table.max_proof_age:
+            days = f"{age / dt.timedelta(days=1):g}"
+            yield (
+                path,
+                f"`max_proof_age` is too short: with `every` and `sample`, a proof becomes {days} d old",
+            )
 
 
 def _slots_without_name(parsed: File) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -376,6 +400,26 @@ def _subscription(name: str, given: GivenSubscription, alarms: Alarms) -> Subscr
         snapshot_rate=given.snapshot_rate,
         reports_values=given.report_values == "all",
         alarm_bounds=_bounds(given, alarms),
+        validation=_validation_plan(given.validation),
+    )
+
+
+def _validation_plan(given: Validation) -> ValidationPlan:
+    """What a table's own plan leaves out is that of all tables."""
+    default = _table_plan(given, TablePlan())
+    return ValidationPlan(
+        default,
+        {name: _table_plan(table, default) for name, table in given.tables.items()},
+        given.max_seconds,
+        given.max_bytes,
+    )
+
+
+def _table_plan(given: TableValidation, default: TablePlan) -> TablePlan:
+    return TablePlan(
+        every=default.every if given.every is None else given.every,
+        sample=default.sample if given.sample is None else given.sample,
+        max_proof_age=default.max_proof_age if given.max_proof_age is None else given.max_proof_age,
     )
 
 

@@ -22,6 +22,7 @@ from pydantic import (
 from cdc_replay.model.duration import parse_duration
 from cdc_replay.model.problems import Bounds
 from cdc_replay.model.size import parse_size
+from cdc_replay.model.validation_scope import parse_share
 
 DEFAULT_KEEP: Final = dt.timedelta(days=7)
 DEFAULT_PATIENCE: Final = dt.timedelta(minutes=2)
@@ -55,9 +56,20 @@ Address = Annotated[
         min_length=3, max_length=254, pattern=r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+@[A-Za-z0-9.-]+$"
     ),
 ]
+Share = Annotated[float, BeforeValidator(lambda share: parse_share(str(share)))]
 Limit = Annotated[Duration, Field(le=dt.timedelta(days=20))]
 """The server counts milliseconds in 31 bits."""
 Wait = Annotated[Limit, Field(ge=dt.timedelta(seconds=1))]
+
+
+def _table_name(name: str) -> str:
+    schema, dot, table = name.partition(".")
+    if not (schema and dot and table):
+        raise ValueError("not a table name: give it as SCHEMA.TABLE")
+    return name
+
+
+TableName = Annotated[str, AfterValidator(_table_name)]
 
 
 class _Strict(BaseModel):
@@ -127,6 +139,31 @@ class Publisher(_Endpoint):
     """[bounds](how-to/alarms.md) of this publisher"""
 
 
+class TableValidation(_Strict):
+    """How a table is validated."""
+
+    every: Duration | None = None
+    """how often `validate --due` and the DAG compare the table, such as `7d`; default: each time"""
+    sample: Share | None = None
+    """the share of its rows that one such run compares, such as `5%`, those that were compared longest ago;
+    default: all. After 100 % divided by it, rounded up, runs all rows have been compared"""
+    max_proof_age: Duration | None = None
+    """a validation fails while the last proof of all rows of the table is older, also if the run does not
+    compare it; so does `status --check`; default: no limit"""
+
+
+class Validation(TableValidation):
+    """How the tables of a subscription are validated."""
+
+    max_seconds: Annotated[float, Field(gt=0)] | None = None
+    """budget of such a run in seconds of comparing: what it does not reach is named, and comes first in the
+    next run; default: none"""
+    max_bytes: Size | None = None
+    """budget of such a run in bytes of the publisher's tables on disk, such as `50GB`; default: none"""
+    tables: dict[TableName, TableValidation] = {}
+    """tables by name as `SCHEMA.TABLE`, each with `every`, `sample` and `max_proof_age` of its own"""
+
+
 class Subscription(_Endpoint):
     """A subscription, its target and its group."""
 
@@ -154,6 +191,9 @@ class Subscription(_Endpoint):
     report_values: Literal["keys", "all"] = "keys"
     """what validation reports show of differing rows: `keys`, or `all` values of both sides, up to 200
     characters each"""
+    validation: Validation = Validation()
+    """what a [scheduled validation](how-to/validate.md) compares, and how old a proof may be; its keys are
+    below"""
     snapshot_chunk: Size = 256 * 1024 * 1024
     """size of the chunks in which a snapshot reads a table, such as `256MB`; a killed reader loses one
     chunk"""

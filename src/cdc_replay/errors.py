@@ -247,6 +247,12 @@ class NotConsistent(CdcReplayError):
     """The subscriber's rows are not those that the publications define."""
 
 
+class NotValidated(CdcReplayError):
+    """Whether the subscriber is consistent could not be judged."""
+
+    retry = Retry.LATER
+
+
 class AlarmsNotRemembered(CdcReplayError):
     """What was told of alarms cannot be read or written; nothing is told, as it would be told again."""
 
@@ -257,3 +263,7 @@ class ChannelFailed(CdcReplayError):
     """A channel of alarms did not take a notice; the next look tries again."""
 
     retry = Retry.LATER
+
+
+class ProofTooOld(CdcReplayError):
+    """The last proof of a table is older than the configuration allows."""

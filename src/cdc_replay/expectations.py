@@ -13,6 +13,7 @@ neither: they are resolved when the comparison is made.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import html
 from collections.abc import Mapping
 from pathlib import Path
@@ -92,7 +93,7 @@ def read_comparison(
     """
     loaded = load_config(config, connections=lambda conn_id: _dsn(conn_id, context))
     with contextlib.ExitStack() as stack:
-        return comparison_frame(_observe(loaded, subscription, stack))
+        return comparison_frame(_observe(loaded, subscription, stack), (), dt.datetime.now(dt.UTC))
 
 
 def _observe(config: Config, subscription: str, stack: contextlib.ExitStack) -> tuple[ObservedTable, ...]:

@@ -137,7 +137,9 @@ def test_manual_dags_have_typed_params(parsed: dict[str, Any]) -> None:
     assert dags["backfill__nsw"]["params"] == ["dry_run", "from", "into_conn_id", "tables", "to"]
     assert dags["snapshot__nsw"]["params"] == ["tables"]
     assert dags["refresh__nsw"]["params"] == ["dry_run", "reconcile"]
-    assert dags["validate__nsw"]["params"] == ["dry_run", "repair"]
+    assert dags["validate__nsw"]["params"] == [
+        *("dry_run", "due", "max_bytes", "max_seconds", "repair", "sample", "tables"),
+    ]
     assert dags["replay__shop"]["params"] == ["to_lsn"]
     assert dags["resume__nsw"]["params"] == ["accept_null", "skip", "tables"]
     for verb in ("snapshot", "backfill", "refresh", "resume"):

@@ -10,6 +10,7 @@ from fixtures.airflow import RunInAirflow
 
 RESOLVE = """
 import copy
+import dataclasses
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import ParamValidationError
 
@@ -39,6 +40,9 @@ def resolve(kind, given):
         answer["range"] = [plan.start, plan.end]
     if kind in ("replay", "capture"):
         return {"to_lsn": task.to_lsn}
+    if kind == "validate":
+        scope = task.scope()
+        return {**dataclasses.asdict(scope), "tables": list(scope.tables), "repair": task.repair}
     request = task.job_request(None, context)
     return {**answer, "arguments": list(request.arguments), "conn_ids": sorted(request.conn_ids)}
 
@@ -81,6 +85,19 @@ ACCEPTED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("refresh", {}, {"arguments": []}),
     ("refresh", {"reconcile": True}, {"arguments": ["--reconcile"]}),
     ("refresh", {"reconcile": True, "dry_run": True}, {"arguments": ["--reconcile", "--dry-run"]}),
+    ("validate", {}, {"tables": [], "is_due": True, "sample": None, "max_seconds": None, "repair": "False"}),
+    ("validate", {"due": False}, {"tables": [], "is_due": False}),
+    (
+        "validate",
+        {"tables": ["public.t", "Sales.o'rder"], "sample": "0.5%", "max_seconds": 90, "max_bytes": "2 kB"},
+        {
+            "tables": ["public.t", "Sales.o'rder"],
+            "is_due": False,
+            "sample": 0.005,
+            "max_seconds": 90.0,
+            "max_bytes": 2048,
+        },
+    ),
     ("replay", {"to_lsn": "0/1"}, {"to_lsn": "0/1"}),
     ("replay", {"to_lsn": None}, {"to_lsn": ""}),
     ("capture", {"to_lsn": "FFFFFFFF/FFFFFFFF"}, {"to_lsn": "FFFFFFFF/FFFFFFFF"}),
@@ -98,6 +115,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("snapshot", {"tables": "public.t"}, "public.t"),
     ("snapshot", {"tables": ["t"]}, "'t'"),
     ("snapshot", {"tables": ["public.t", "public.t"]}, "unique"),
+    ("validate", {"sample": "101%"}, "101%"),
+    ("validate", {"sample": "0.05"}, "0.05"),
+    ("validate", {"max_seconds": 0}, "0"),
+    ("validate", {"max_bytes": "2 PB"}, "2 PB"),
+    ("validate", {"tables": ["t"]}, "'t'"),
+    ("validate", {"due": "yes"}, "yes"),
     ("replay", {"to_lsn": "16-B374D848"}, "16-B374D848"),
     ("capture", {"to_lsn": "123456789/0"}, "123456789/0"),
 ]

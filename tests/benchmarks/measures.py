@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from benchmarks.backlogs import Connection
+from benchmarks.backlogs import SIX_COLUMNS, Connection, filled
 from benchmarks.freshness import COMMITS_PER_SECOND, measure_sides
 from benchmarks.memory import Peaks
 from benchmarks.programs import ROOT, SUBMIT, Run, Session, fresh, sampled
 from benchmarks.stand import PUBLISHER, Stand, stand
-from benchmarks.workloads import CatchUp, EmptyWindow, Freshness, InitialCopy, Workload
+from benchmarks.workloads import CatchUp, EmptyWindow, Freshness, InitialCopy, Validation, Workload
 from embedded.postgres import binaries
 
 RECEIVED: Final = "received"
@@ -21,6 +23,11 @@ RECEIVED: Final = "received"
 ALONE: Final = "alone"
 REPETITIONS: Final = 3
 READERS: Final = (1, 2, 4)
+HASH_ALL: Final = """
+    select count(*), sum(('x' || left(md5(convert_to(row(id)::text, 'UTF8')), 8))::bit(32)::bigint),
+        sum(('x' || left(md5(convert_to(row(t.*)::text, 'UTF8')), 16))::bit(64)::bigint::numeric)
+    from t
+"""
 NATIVE_OPTIONS: Final = {"proto_version": "4", "streaming": "parallel", "origin": "any"}
 """What a subscription of PostgreSQL 18 asks pgoutput for."""
 
@@ -55,6 +62,8 @@ def measure(workload: Workload, size: int) -> Measured:
             return _empty_window(workload, size)
         case Freshness():
             return _freshness(workload, size)
+        case Validation():
+            return _validation(workload, size)
 
 
 def _catch_up(workload: CatchUp, size: int) -> Measured:
@@ -191,6 +200,61 @@ def _empty_window(workload: EmptyWindow, size: int) -> Measured:
             for name, run in {"cold": cold, "warm": warm}.items()
         }
         return _measured(workload, runs, 0, 0.0, at)
+
+
+def _validation(workload: Validation, size: int) -> Measured:
+    """The floor is what the two servers need to hash every key and row of their tables, side by side."""
+    with stand(workload.subscriptions) as at, Session(at.folder, at.servers) as session:
+        at.create_databases(f"{SIX_COLUMNS}; create publication p for table t", SIX_COLUMNS, ["warm"])
+        with at.publisher_connection() as connection:
+            connection.execute(filled("t", str(size)).encode())
+            connection.execute("vacuum (analyze)")
+            connection.execute("checkpoint")
+            found = connection.execute("select pg_table_size('t')::float8 / 2^20").fetchone()
+        assert found is not None
+        at.set_up(("warm",), session.run)
+        session.run(at.line("sync", *at.names("warm")))
+        with at.subscriber_connection("warm_0") as connection:
+            connection.execute("vacuum (analyze)")
+        # The process is warm when it has loaded Great Expectations.
+        session.run(at.line("validate", *at.names("warm"), "--sample", "1%"))
+        at.write_out()
+        runs = {"floor": _hash_both(at)}
+        for name, options in (("warm", ()), ("sample", ("--sample", "5%"))):
+            # Nothing is left to replay: what is measured is the comparison.
+            session.run(at.line("sync", *at.names("warm")))
+            at.write_out()
+            runs[name] = session.run(at.line("validate", *at.names("warm"), *options))
+        wrong = [name for name, run in runs.items() if run.result.get("success") is False]
+        return Measured(
+            workload=workload.name,
+            subscriptions=len(workload.subscriptions),
+            changes=size,
+            size_mib=round(found[0], 1),
+            runs={name: round(run.seconds, 3) for name, run in runs.items()},
+            peaks={name: run.peaks for name, run in runs.items()},
+            details={
+                name: {"compare": round(run.result["tables"][0]["seconds"], 3)}
+                for name, run in runs.items()
+                if run.result
+            },
+            differences=tuple(f"{name} found a difference" for name in wrong),
+        )
+
+
+def _hash_both(at: Stand) -> Run:
+    """Let both servers hash keys and rows at the same time, and add them up."""
+
+    def hash_all(connection: Connection) -> None:
+        with connection:
+            connection.execute(HASH_ALL).fetchall()
+
+    with sampled(None, at.servers) as sampler, ThreadPoolExecutor(2) as pool:
+        began = time.monotonic()
+        sides = (at.publisher_connection(), at.subscriber_connection("warm_0"))
+        list(pool.map(hash_all, sides))
+        seconds = time.monotonic() - began
+    return Run(seconds, sampler.peaks, {})
 
 
 def _freshness(workload: Freshness, seconds: int) -> Measured:

@@ -64,6 +64,14 @@ def test_copies_empty_windows_and_real_flights_are_measured_too(tmp_path: Path) 
     assert [each["holds"] for each in found["bounds"]] == [True, True]
 
 
+@pytest.mark.slow
+def test_a_validation_is_measured_beside_what_hashing_alone_costs(tmp_path: Path) -> None:
+    [measured] = bench(tmp_path, "validate_1e7", "--quick")["workloads"]
+    assert set(measured["runs"]) == {"floor", "warm", "sample"}
+    assert measured["differences"] == []
+    assert set(measured["details"]) == {"warm", "sample"}
+
+
 @pytest.mark.usefixtures("demo_on_path")
 def test_a_bound_is_judged_at_full_size_only_and_a_broken_one_fails_the_run() -> None:
     from benchmarks.bounds import judged

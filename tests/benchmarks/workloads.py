@@ -85,7 +85,17 @@ class Freshness:
     subscriptions: tuple[tuple[str, ...], ...] = ONE
 
 
-Workload: TypeAlias = CatchUp | InitialCopy | EmptyWindow | Freshness
+@dataclass(frozen=True)
+class Validation:
+    """A table with equal rows on both sides is proven: all rows, and a sample of them."""
+
+    name: str
+    about: str
+    size: int
+    subscriptions: tuple[tuple[str, ...], ...] = ONE
+
+
+Workload: TypeAlias = CatchUp | InitialCopy | EmptyWindow | Freshness | Validation
 
 
 def _churn_for(count: int) -> Backlog:
@@ -132,6 +142,7 @@ _ALL: Final[tuple[Workload, ...]] = (
                 fill_table=wide_rows),
     EmptyWindow("empty_window", "nothing to do", 10_000, BACKLOGS["churn"]),
     Freshness("freshness", "50 commits a second, seconds from commit to visible", 120),
+    Validation("validate_1e7", "a validation of one table, all rows and 5 %", 10 * MILLION),
     CatchUp("growth_1e5", "churn", 100_000, BACKLOGS["churn"]),
     CatchUp("growth_1e6", "churn", MILLION, BACKLOGS["churn"]),
     CatchUp("growth_1e7", "churn", 10 * MILLION, BACKLOGS["churn"]),
@@ -160,6 +171,7 @@ __all__ = [
     "EmptyWindow",
     "Freshness",
     "InitialCopy",
+    "Validation",
     "Workload",
     "size_of",
 ]

@@ -13,6 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 import pytest
+import yaml
 
 import reference_pages
 import semantics_page
@@ -112,6 +113,11 @@ def test_example_configuration_is_valid_and_shows_every_key() -> None:
             above.append((len(match[1]), match[2]))
             path = ".".join(key for _, key in above)
             shown.add(re.sub(r"^(publishers|subscriptions|groups)\.\w+\.", r"\1.", path))
+    for subscription in yaml.safe_load(text(example))["subscriptions"].values():
+        validation = subscription["validation"]
+        shown |= {f"subscriptions.validation.{key}" for key in validation}
+        for table in validation["tables"].values():
+            shown |= {f"subscriptions.validation.tables.TABLE.{key}" for key in table}
     keys = {key.replace(".NAME.", ".") for key, _, _ in reference_pages.configuration_keys()}
     assert keys - {"subscriptions.dsn"} <= shown
 

@@ -59,3 +59,23 @@ def test_names_of_the_configuration_are_completed(tmp_path: Path) -> None:
     asked = {"_CDC_REPLAY_COMPLETE": "complete_bash", "COMP_WORDS": "cdc-replay replay n", "COMP_CWORD": "2"}
     assert run(**asked, CDC_REPLAY_CONFIG=str(file)).split() == ["nsw"]
     assert run(**asked, CDC_REPLAY_CONFIG="/nonexistent").strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--due", "--tables", "public.t"], "--due chooses the tables"),
+        (["--sample", "5"], "not a share"),
+        (["--sample", "0%"], "not a share"),
+        (["--max-bytes", "much"], "not a size"),
+        (["--max-seconds", "-1"], "'--max-seconds'"),
+        (["--dry-run"], "--dry-run needs --repair"),
+    ],
+)
+def test_a_validation_is_not_limited_by_nonsense(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["validate", "nsw", *arguments])
+    assert ended.value.code == 2
+    assert reason in capsys.readouterr().err

@@ -12,7 +12,9 @@ from psycopg.conninfo import conninfo_to_dict
 from cdc_replay.commands.opening import setup_request
 from cdc_replay.config import Timeouts, load_config
 from cdc_replay.errors import InvalidConfiguration
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import ConflictPolicy, FailurePolicy, OriginPolicy, UnchangedToast
+from cdc_replay.model.validation_scope import TablePlan, ValidationPlan
 from cdc_replay.postgres.environment_connection import connection_from_environment
 
 MINIMAL = """\
@@ -121,6 +123,26 @@ def test_timeouts_go_into_every_dsn(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         }
 
 
+def test_a_table_without_a_plan_of_its_own_has_that_of_the_subscription(tmp_path: Path) -> None:
+    validation = """\
+    validation:
+      every: 1d
+      max_proof_age: 9d
+      max_seconds: 90
+      max_bytes: 1GB
+      tables:
+        public.big: {every: 7d, sample: 50%, max_proof_age: 30d}
+        public.other: {sample: 20%}
+"""
+    plan = load_config(write(tmp_path, MINIMAL + validation)).subscription("nsw").validation
+    day = dt.timedelta(days=1)
+    assert (plan.max_seconds, plan.max_bytes) == (90, 1 << 30)
+    assert plan.of_table(QualifiedName("public", "big")) == TablePlan(7 * day, 0.5, 30 * day)
+    assert plan.of_table(QualifiedName("public", "other")) == TablePlan(day, 0.2, 9 * day)
+    assert plan.of_table(QualifiedName("public", "rest")) == TablePlan(day, 1.0, 9 * day)
+    assert load_config(write(tmp_path, MINIMAL)).subscription("nsw").validation == ValidationPlan()
+
+
 def test_an_object_store_is_left_as_it_is(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, MINIMAL.replace("./log", "s3://bucket/log")))
 
@@ -158,6 +180,24 @@ def test_an_object_store_is_left_as_it_is(tmp_path: Path) -> None:
         (("publishers:\n", "timeouts: {page: 0}\npublishers:\n"), 1, "timeouts.page"),
         (("publishers:\n", "timeouts: {lock: 5}\npublishers:\n"), 1, "not a duration"),
         (("publishers:\n", "timeouts: {statement: 30d}\npublishers:\n"), 1, "timeouts.statement"),
+        (("[p1, p2]", "[p1]\n    validation: {sample: 0%}"), 9, "validation.sample: not a share"),
+        (("[p1, p2]", "[p1]\n    validation:\n      every: 1w"), 10, "validation.every: not a duration"),
+        (("[p1, p2]", "[p1]\n    validation: {max_seconds: 0}"), 9, "validation.max_seconds"),
+        (("[p1, p2]", "[p1]\n    validation: {max_bytes: much}"), 9, "validation.max_bytes: not a size"),
+        (("[p1, p2]", "[p1]\n    validation: {tables: {big: {}}}"), 9, "give it as SCHEMA.TABLE"),
+        (
+            ("[p1, p2]", "[p1]\n    validation:\n      tables:\n        public.big: {evry: 1d}"),
+            11,
+            "validation.tables.public.big.evry: unknown key",
+        ),
+        (
+            (
+                "[p1, p2]",
+                "[p]\n    validation: {tables: {p.t: {every: 1d, sample: 5%, max_proof_age: 9d}}}",
+            ),
+            9,
+            "`max_proof_age` is too short: with `every` and `sample`, a proof becomes 20 d old",
+        ),
         (("[p1, p2]", "[" * 3000 + "]" * 3000), 1, "nested too deeply"),
     ],
 )

@@ -50,7 +50,7 @@ class LagBelow:
 
 @dataclass(frozen=True)
 class Proved:
-    """The last validation found the subscriber consistent, not more than `seconds` ago."""
+    """All rows of all tables were proven equal, the oldest of them not more than `seconds` ago."""
 
     subscription: str
     seconds: float

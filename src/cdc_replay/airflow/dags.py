@@ -211,7 +211,8 @@ class ValidateDag(SubscriptionDag):
         config = config or load_config()
         text = (
             f"Prove with Great Expectations that the subscriber of `{subscription}` is consistent: both sides"
-            " are compared at one LSN, under live writes. Runs after each write to the subscriber. The link"
+            " are compared at one LSN, under live writes. Runs after each write to the subscriber, and"
+            " compares what is due by the configuration's `validation`: without it, everything. The link"
             " *Validation report* of the task leads to the report of its run. With *Repair*, rows that differ"
             " are written as they are published, and the proof is made again; *Dry run*, which is on, only"
             " counts them."
@@ -227,6 +228,11 @@ class ValidateDag(SubscriptionDag):
             ValidateOperator(
                 task_id="validate",
                 subscription=subscription,
+                tables="{{ params.tables | tojson }}",
+                due="{{ params.due }}",
+                sample="{{ params.sample or '' }}",
+                max_seconds="{{ params.max_seconds or '' }}",
+                max_bytes="{{ params.max_bytes or '' }}",
                 repair="{{ params.repair }}",
                 is_dry_run="{{ params.dry_run }}",
                 refuse_unknown_params=True,

@@ -18,6 +18,7 @@ class Gauge:
     task: str
     unit: str
     meaning: str
+    more_tags: tuple[str, ...] = ()
 
 
 GAUGES: Final[Mapping[str, Gauge]] = {
@@ -44,7 +45,13 @@ GAUGES: Final[Mapping[str, Gauge]] = {
     ),
     "proof_age_seconds": Gauge(
         "subscription", "watch", "s",
-        "age of the last validation, if it found the subscriber consistent"
+        "age of the proof that the subscriber is consistent: that of its table whose proof is oldest; not"
+        " set while one has none"
+    ),
+    "table_proof_age_seconds": Gauge(
+        "subscription", "watch", "s",
+        "age of the proof of one table: all its rows were equal since; not set while it has none",
+        ("table",),
     ),
 }  # fmt: skip
 """By name. An unknown value sets no gauge."""

@@ -51,9 +51,13 @@ def of_watch(config: Config, publisher: str, subscriptions: Iterable[str]) -> No
     for name, progress in state.subscriptions.items():
         _set("lag_seconds", progress.lag_seconds, name)
         _set("proof_age_seconds", progress.proof_age_seconds, name)
+        for table, age in progress.table_proof_ages.items():
+            _set("table_proof_age_seconds", age, name, table)
 
 
-def _set(name: str, value: float | None, owner: str) -> None:
-    """Set a gauge of the object `owner`."""
+def _set(name: str, value: float | None, owner: str, *parts: str) -> None:
+    """Set a gauge of the object `owner`, or of these parts of it."""
     if value is not None:
-        Stats.gauge(f"{PREFIX}{name}", value, tags={GAUGES[name].tag: owner})
+        gauge = GAUGES[name]
+        tags = {gauge.tag: owner, **dict(zip(gauge.more_tags, parts, strict=True))}
+        Stats.gauge(f"{PREFIX}{name}", value, tags=tags)

@@ -30,6 +30,7 @@ from cdc_replay.commands.table_lineage import (  # noqa: TID253 - no DAG file im
     subscription_feeds,
 )
 from cdc_replay.config import Config
+from cdc_replay.model.proof import BUCKETS
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.server_address import ServerAddress
 
@@ -106,8 +107,19 @@ def _feeds(task: TaskLineage, feeds: SubscriptionFeeds) -> tuple[list[InputDatas
     )  # fmt: skip
 
 
+def _is_decided(table: Mapping[str, Any]) -> bool:
+    """Whether a validation has said something of the table as a whole: a sample that is equal has not."""
+    is_whole = table.get("compared_buckets", BUCKETS) == BUCKETS
+    return not table.get("has_error") and (is_whole or not table["success"])
+
+
 def _validated(task: TaskLineage, feeds: SubscriptionFeeds) -> Iterator[InputDataset]:
-    successes = {table["table"]: table["success"] for result in task.results for table in result["tables"]}
+    successes = {
+        table["table"]: table["success"]
+        for result in task.results
+        for table in result["tables"]
+        if _is_decided(table)
+    }
     for feed in feeds.tables:
         yield _table(InputDataset, feeds.publisher, feed.published)
         is_consistent = successes.get(str(feed.target), successes.get(str(feed.published)))

@@ -26,6 +26,8 @@ _ZONE: Final = r"(Z|[+-]([01]\d|2[0-3])(:?[0-5]\d)?)"
 
 LSN: Final = f"^{_LSN}$"
 POSITION: Final = f"^({_LSN}|{_DATE}([T ]{_TIME}{_ZONE}?)?)$"
+SHARE: Final = r"^(100(\.0{1,3})?|\d{1,2}(\.\d{1,3})?) *%$"
+SIZE: Final = r"^\d{1,18} *(kB|MB|GB|TB)?$"
 CONN_ID: Final = r"^[\w.-]{1,200}$"
 
 
@@ -93,9 +95,48 @@ def resume_params() -> ParamsDict:
 
 
 def validate_params() -> ParamsDict:
-    """`repair`, `dry_run`."""
+    """`tables`, `due`, `sample`, `max_seconds`, `max_bytes`, `repair`, `dry_run`."""
     return ParamsDict(
         {
+            "tables": Param(
+                [],
+                type="array",
+                items={"type": "string", "pattern": TABLE},
+                uniqueItems=True,
+                title="Tables",
+                description="Compare these tables only, each as schema.table. Empty: all that are due.",
+            ),
+            "due": Param(
+                default=True,
+                type="boolean",
+                title="What is due",
+                description="Without tables: compare those that are due, with the samples and the budget of"
+                " the configuration. Else all rows of all tables.",
+            ),
+            "sample": Param(
+                None,
+                type=["null", "string"],
+                pattern=SHARE,
+                title="Sample",
+                description="Compare this share of each table's rows, those that were compared longest ago."
+                " Empty: what the configuration says, or all.",
+                examples=["5%"],
+            ),
+            "max_seconds": Param(
+                None,
+                type=["null", "number"],
+                exclusiveMinimum=0,
+                title="At most seconds",
+                description="Compare for about so long. What is not reached comes first in the next run.",
+            ),
+            "max_bytes": Param(
+                None,
+                type=["null", "string"],
+                pattern=SIZE,
+                title="At most bytes",
+                description="Read about so much of the publisher's tables.",
+                examples=["50GB"],
+            ),
             "repair": Param(
                 default=False,
                 type="boolean",

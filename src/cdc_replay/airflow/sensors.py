@@ -92,7 +92,7 @@ class LagSensor(SubscriptionSensor):
 
 
 class ProofSensor(SubscriptionSensor):
-    """Wait until the last validation has found the subscriber consistent, and is recent.
+    """Wait until all rows of all tables were proven equal, the oldest of them recently.
 
     :param within: the age that it may have
     """

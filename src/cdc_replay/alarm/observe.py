@@ -16,7 +16,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -156,7 +156,7 @@ def _log_not_writable(publisher: str, check: Check) -> Iterator[Alarm]:
 
 
 def _of_subscription(
-    subscription: SubscriptionStatus, tables: Iterable[TableStatus], bounds: Bounds, now: dt.datetime
+    subscription: SubscriptionStatus, tables: Sequence[TableStatus], bounds: Bounds, now: dt.datetime
 ) -> Observed:
     subject = _subscription(subscription.subscription)
     if subscription.state is SubscriptionState.DOWN:
@@ -176,6 +176,7 @@ def _of_subscription(
         if subscription.lag_seconds is None or subscription.lag_bytes is None:
             hidden = frozenset({AlarmKind.LAG})
     if subscription.state is not SubscriptionState.NEW:
+        alarms += _differences(subscription, subject, tables)
         alarms += _of_proof(subscription, subject, bounds, now)
     return Observed(tuple(alarms), frozenset((subject, kind) for kind in hidden))
 
@@ -254,25 +255,32 @@ def _lag(subscription: SubscriptionStatus, subject: str, bounds: Bounds) -> Iter
         )
 
 
-def _of_proof(
-    subscription: SubscriptionStatus, subject: str, bounds: Bounds, now: dt.datetime
+def _differences(
+    subscription: SubscriptionStatus, subject: str, tables: Iterable[TableStatus]
 ) -> Iterator[Alarm]:
+    """Of the last validation, or of an earlier one in rows that the last did not look at."""
     name, verdict = subscription.subscription, subscription.last_validation or ""
-    if verdict.startswith("not consistent"):
-        position = re.search(r"[0-9A-F]+/[0-9A-F]+", verdict)
+    is_of_last = verdict.startswith("not consistent")
+    if is_of_last or any(table.differing_buckets for table in tables):
+        position = re.search(r"[0-9A-F]+/[0-9A-F]+", verdict) if is_of_last else None
         yield Alarm(
             AlarmKey(subject, AlarmKind.NOT_CONSISTENT.value),
             Severity.CRITICAL,
-            "the last validation found a difference",
+            f"{'the last' if is_of_last else 'an earlier'} validation found a difference",
             f"`cdc-replay validate {name}` names the rows; `cdc-replay refresh {name} --reconcile` repairs"
             " them.",
             subscription.last_validation_at,
             None if position is None else Lsn.parse(position[0]),
         )
+
+
+def _of_proof(
+    subscription: SubscriptionStatus, subject: str, bounds: Bounds, now: dt.datetime
+) -> Iterator[Alarm]:
     for problem in proof_beyond(subscription, bounds, now):
-        # One that was never validated cannot become worse.
+        # One that was never proven cannot become worse.
         wider = bounds.times(WORSE)
-        is_worse = subscription.last_validation_at is not None and any(
+        is_worse = subscription.proven_at is not None and any(
             True for _ in proof_beyond(subscription, wider, now)
         )
         yield Alarm(
@@ -280,7 +288,7 @@ def _of_proof(
             Severity.CRITICAL if is_worse else Severity.WARNING,
             problem.message,
             problem.remedy,
-            subscription.last_validation_at,
+            subscription.proven_at,
             subscription.applied_lsn,
         )
 

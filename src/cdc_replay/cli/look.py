@@ -12,6 +12,8 @@ import typer
 
 from cdc_replay.cli.app import LOOK, app, load
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.size import parse_size
+from cdc_replay.model.validation_scope import ValidationScope, parse_share
 from cdc_replay.terminal.options import (
     ConfigOption,
     JsonOption,
@@ -22,6 +24,7 @@ from cdc_replay.terminal.options import (
     YesOption,
 )
 from cdc_replay.terminal.output import (
+    UNDECIDED,
     CommandOutcome,
     confirm_deletions,
     is_interactive,
@@ -34,6 +37,36 @@ from cdc_replay.termination import finish_on_sigterm
 @app.command("validate", rich_help_panel=LOOK)
 def _validate(
     subscription: SubscriptionArgument,
+    tables: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tables", metavar="SCHEMA.TABLE[,…]", help="Only these tables of the subscriber; repeatable."
+        ),
+    ] = None,
+    sample: Annotated[
+        str | None,
+        typer.Option(
+            "--sample",
+            metavar="PERCENT",
+            help="Only this share of each table's rows, such as 5%: those that were compared longest ago.",
+        ),
+    ] = None,
+    due: Annotated[
+        bool,
+        typer.Option("--due", help="Only what is due by the intervals and samples of the configuration."),
+    ] = False,
+    max_seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--max-seconds",
+            help="Compare for about so long; what is not reached comes first next time.",
+            min=0,
+        ),
+    ] = None,
+    max_bytes: Annotated[
+        str | None,
+        typer.Option("--max-bytes", help="The same for bytes of the publisher's tables, such as 50GB."),
+    ] = None,
     repair: Annotated[
         bool,
         typer.Option(
@@ -55,17 +88,30 @@ def _validate(
 
     if dry_run and not repair:
         raise typer.BadParameter("--dry-run needs --repair: without it nothing is written anyway")
+    if due and tables:
+        raise typer.BadParameter("--due chooses the tables: leave out --tables")
+    try:
+        scope = ValidationScope(
+            tuple(tables or ()),
+            None if sample is None else parse_share(sample),
+            max_seconds,
+            None if max_bytes is None else parse_size(max_bytes),
+            is_due=due,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     loaded = load(config, log_level)
     with show_progress(f"validate {subscription}") as report:
         if repair:
             asks = not yes and is_interactive()
             confirm = functools.partial(confirm_deletions, report) if asks else None
             result = validate_and_repair(
-                loaded, subscription, dry_run=dry_run, confirm=confirm, report=report
+                loaded, subscription, scope=scope, dry_run=dry_run, confirm=confirm, report=report
             )
         else:
-            result = validate(loaded, subscription, report=report)
-    return outcome_of(result, as_json=as_json)
+            result = validate(loaded, subscription, scope=scope, report=report)
+    outcome = outcome_of(result, as_json=as_json)
+    return dataclasses.replace(outcome, exit_code=UNDECIDED if result.is_undecided else outcome.exit_code)
 
 
 @app.command("certify", rich_help_panel=LOOK)
@@ -202,7 +248,8 @@ def _status(
         str | None, typer.Option("--max-lag", help="More is wrong: a time or a size, such as 5m or 1GB.")
     ] = None,
     max_proof_age: Annotated[
-        str | None, typer.Option("--max-proof-age", help="An older last validation is wrong, such as 24h.")
+        str | None,
+        typer.Option("--max-proof-age", help="An older proof of a subscription is wrong, such as 24h."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option("--interval", help="Seconds, with --watch.", min=0.5)] = 5,

@@ -5,6 +5,7 @@
 | 0         | success                                         |
 | 1         | a failure; its reason is on standard error      |
 | 2         | a usage or configuration error                  |
+| 3         | a validation that could not judge something     |
 | 143       | terminated by SIGTERM                           |
 
 With `--json` there is one JSON object on standard output, also after a failure. Logs go to standard error.
@@ -140,4 +141,4 @@ def _exit_code(arguments: Sequence[str]) -> int:
     print_outcome(outcome)
     if outcome.error:
         print_error(outcome.error)
-    return 1 if outcome.error else 0
+    return outcome.exit_code if outcome.error else 0

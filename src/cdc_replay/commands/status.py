@@ -17,12 +17,14 @@ from cdc_replay.capture.publisher_status import publisher_status, read_log_range
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
 from cdc_replay.last_answers import read_answers, state_file, write_answers
 from cdc_replay.model.problems import Bounds, find_problems
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import Json
 from cdc_replay.model.status import (
     LogRange,
     PublisherStatus,
     StatusResult,
     SubscriberStatus,
+    TableStatus,
 )
 from cdc_replay.postgres.answers import Answers
 from cdc_replay.postgres.connection import connect, connect_with_deadline
@@ -101,10 +103,17 @@ def status_of(
     result = StatusResult(
         tuple(source_states[name] for name in publishers),
         tuple(target.subscription for target in target_states),
-        tuple(table for target in target_states for table in target.tables),
+        tuple(_with_bound(config, table) for target in target_states for table in target.tables),
         tuple(copy for target in target_states for copy in target.copies),
     )
     return replace(result, problems=find_problems(result, bounds or Bounds(), dt.datetime.now(dt.UTC)))
+
+
+def _with_bound(config: Config, table: TableStatus) -> TableStatus:
+    """The table with the age that its proof may have."""
+    name = QualifiedName.parse(table.table)
+    age = config.subscription(table.subscription).validation.of_table(name).max_proof_age
+    return replace(table, max_proof_age_seconds=None if age is None else age.total_seconds())
 
 
 def subscription_result(config: Config, subscription: str) -> dict[str, Json]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,13 +11,15 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.results import Result
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready
 from cdc_replay.postgres.connection import Connection, connect_with_deadline
-from cdc_replay.subscriber import history, subscription_records, subscription_tables
+from cdc_replay.subscriber import history, proofs, subscription_records, subscription_tables
 from cdc_replay.subscriber.copy_definitions import read_copy_definitions
 from cdc_replay.subscriber.history import HistoryPoint, TimeRange, ValidationRecord, WindowRecord
+from cdc_replay.subscriber.proofs import TableRecord
 from cdc_replay.subscriber.subscription_tables import KnownTable
 
 WINDOWS_SHOWN = 50
 VALIDATIONS_SHOWN = 50
+TABLE_VALIDATIONS_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,17 @@ class TableDetails(Result):
     applied_lsn: Lsn | None
     filters: tuple[str, ...] | None
     columns: tuple[str, ...]
+    proof: str | None = None
+    """What validations have proven of it, in words; None if nothing is recorded."""
+    proven_through: Lsn | None = None
+    proven_at: dt.datetime | None = None
+    validations: tuple[TableRecord, ...] = ()
+    """Its newest validations, the newest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionDetails(Result):
-    """The newest windows and validations come first."""
+    """The newest windows and validations come first; the proof is the oldest of the tables'."""
 
     subscription: str
     tables: tuple[TableDetails, ...]
@@ -53,6 +62,8 @@ class SubscriptionDetails(Result):
     points: tuple[HistoryPoint, ...]
     windows: tuple[WindowRecord, ...]
     validations: tuple[ValidationRecord, ...]
+    proven_through: Lsn | None = None
+    proven_at: dt.datetime | None = None
 
 
 def subscription_details(
@@ -66,6 +77,7 @@ def subscription_details(
     dsn = config.dsn_of(config.subscription(subscription))
     with connect_with_deadline(dsn, purpose=f"page {subscription}", seconds=seconds) as connection:
         known = subscription_tables.known_tables(connection, subscription)
+        proven = proofs.proven_point(connection, subscription)
         return SubscriptionDetails(
             subscription,
             tuple(_tables(connection, subscription, known)),
@@ -73,6 +85,8 @@ def subscription_details(
             history.history_points(connection, subscription, time_range),
             history.last_windows(connection, subscription, WINDOWS_SHOWN),
             history.last_validations(connection, subscription, VALIDATIONS_SHOWN),
+            None if proven is None else proven.lsn,
+            None if proven is None else proven.at,
         )
 
 
@@ -80,15 +94,24 @@ def _tables(
     connection: Connection, subscription: str, known: tuple[KnownTable, ...]
 ) -> Iterator[TableDetails]:
     copied = read_copy_definitions(connection, subscription)
+    summaries = proofs.read_summaries(connection, subscription) or {}
+    validated = proofs.table_history(connection, subscription, TABLE_VALIDATIONS_SHOWN)
     for table in known:
         definition = copied[table.name].definition if table.name in copied else None
         filters = None if definition is None or definition.filters is None else definition.filters
+        name = table.name or table.recorded_name
+        summary = summaries.get(name)
+        proven = None if summary is None else summary.proven
         yield TableDetails(
-            table=str(table.name or table.recorded_name),
+            table=str(name),
             state="dropped" if table.name is None else _word(table),
             applied_lsn=table.state.applied_lsn if isinstance(table.state, Ready | Parked) else None,
             filters=None if filters is None else tuple(sorted(filters)),
             columns=() if definition is None else tuple(sorted(definition.columns)),
+            proof=None if summary is None else summary.describe(),
+            proven_through=None if proven is None else proven.lsn,
+            proven_at=None if proven is None else proven.at,
+            validations=validated.get(name, ()),
         )
 
 

@@ -1,56 +1,60 @@
 """`validate`: prove that the subscriber equals the publications at one LSN, under live writes.
 
-With a repair, the rows that differ are written as they are published, and the proof is made again.
+A run may compare a part: some tables, a sample of their rows, what is due, or what a budget allows. Only that
+part gets a new proof. With a repair, the rows that differ are written as they are published, and the proof is
+made again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import logging
 import time
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
-from cdc_replay.commands.opening import capture_source, open_subscription, refresh_request
+from cdc_replay.commands.opening import open_subscription, refresh_request
+from cdc_replay.commands.validation_run import ValidationRun
+from cdc_replay.compare.buckets import Buckets
 from cdc_replay.config import Config
 from cdc_replay.errors import NotConfirmed
-from cdc_replay.failpoints import failpoint
 from cdc_replay.model.progress import Report, unreported
+from cdc_replay.model.proof import BUCKET_BITS
 from cdc_replay.model.results import TableReconciled, ValidateResult
-from cdc_replay.postgres.connection import connect
+from cdc_replay.model.validation_scope import ValidationScope
 from cdc_replay.snapshot.refresh import preview_repair, repair_tables
-from cdc_replay.subscriber import history, recorded_results
-from cdc_replay.validate.at_fence import open_at_fence
-from cdc_replay.validate.report_context import Repair, ReportContext, ReportLinks
-from cdc_replay.validate.result import summarize, to_result
-from cdc_replay.validate.run import ValidationRequest, validate_subscription
-from cdc_replay.validate.verdict import Verdict
-
-logger = logging.getLogger(__name__)
-
-EARLIER_SHOWN: Final = 60
-"""Earlier validations in the report's trend."""
+from cdc_replay.validate.report_context import Repair, ReportLinks
+from cdc_replay.validate.verdict import TableVerdict
 
 ConfirmRepair: TypeAlias = Callable[[tuple[TableReconciled, ...]], bool]
 """Called before rows are deleted, with what would be written."""
 
 
 def validate(
-    config: Config, subscription: str, *, links: ReportLinks | None = None, report: Report = unreported
-) -> ValidateResult:
-    """Compare the subscriber with the publisher at a fence LSN and write the report, with `links`.
-
-    Raises:
-        NotConsistent: if the subscriber could not be brought to the fence.
-    """
-    return _Run(config, subscription, links or ReportLinks(), report).validate()[0]
-
-
-def validate_and_repair(
     config: Config,
     subscription: str,
     *,
+    scope: ValidationScope | None = None,
+    links: ReportLinks | None = None,
+    report: Report = unreported,
+) -> ValidateResult:
+    """Compare the subscriber with the publisher at a fence LSN and write the report, with `links`.
+
+    A `scope` limits what is compared; without one, all tables are.
+
+    Raises:
+        NotConsistent: if the subscriber could not be brought to the fence.
+        InvalidConfiguration: if the scope names a table that is not in the subscription.
+    """
+    return ValidationRun(
+        config, subscription, scope or ValidationScope(), links or ReportLinks(), report
+    ).validate()[0]
+
+
+def validate_and_repair(  # noqa: PLR0913 - the options of the command
+    config: Config,
+    subscription: str,
+    *,
+    scope: ValidationScope | None = None,
     dry_run: bool = False,
     confirm: ConfirmRepair | None = None,
     links: ReportLinks | None = None,
@@ -58,30 +62,31 @@ def validate_and_repair(
 ) -> ValidateResult:
     """Validate; if rows differ, write them as they are published, and validate again.
 
-    With `dry_run` nothing is written, and the result has what would be.
+    Only rows that were compared are written, and these are compared again. With `dry_run` nothing is written,
+    and the result has what would be.
 
     Raises:
         NotConsistent: if the subscriber could not be brought to the fence.
         NotConfirmed, ReconcileRefused: if rows are not to be deleted, or may not be; nothing is changed.
     """
-    run = _Run(config, subscription, links or ReportLinks(), report)
-    result, before = run.validate()
+    run = ValidationRun(config, subscription, scope or ValidationScope(), links or ReportLinks(), report)
+    result, before, selection = run.validate()
     if before.success:
         return result
-    names = frozenset(table.name for table in before.tables if table.can_be_repaired)
+    tables = {table.name: _repaired_buckets(table) for table in before.tables if table.can_be_repaired}
     left = before.left_by_repair()
-    if not names:
+    if not tables:
         return dataclasses.replace(result, not_repaired=left, dry_run=dry_run)
     with open_subscription(config, subscription, "repair", report=report) as session:
         request = refresh_request(config, subscription, reconcile=True, report=report)
         if dry_run or confirm is not None:
-            planned = preview_repair(request, session, names)
+            planned = preview_repair(request, session, tables)
             if dry_run:
                 return dataclasses.replace(result, repaired=planned, not_repaired=left, dry_run=True)
             if confirm is not None and any(table.deleted for table in planned) and not confirm(planned):
                 raise NotConfirmed(f'subscription "{subscription}" was not repaired: nothing was changed')
-        repaired = repair_tables(request, session, names)
-    again, _ = run.validate(Repair(before, repaired, left))
+        repaired = repair_tables(request, session, tables)
+    again, _, _ = run.validate(Repair(before, repaired, left), selection)
     return dataclasses.replace(
         again,
         seconds=time.monotonic() - run.began,
@@ -91,49 +96,8 @@ def validate_and_repair(
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Run:
-    config: Config
-    subscription: str
-    links: ReportLinks
-    report: Report
-    began: float = dataclasses.field(default_factory=time.monotonic)
-
-    def validate(self, repair: Repair | None = None) -> tuple[ValidateResult, Verdict]:
-        """One validation, recorded on the subscriber; its report shows the repair before it."""
-        began, name = time.monotonic(), self.subscription
-        configured = self.config.subscription(name)
-        publisher, publications = configured.subscription.publisher, configured.subscription.publications
-        source = capture_source(self.config, publisher, self.report)
-        with contextlib.ExitStack() as stack:
-            with open_subscription(self.config, name, "validate", report=self.report) as session:
-                sides = open_at_fence(source, session, stack)
-                earlier = history.last_validations(session.connection, name, EARLIER_SHOWN)
-            # Both sides are fixed now: the lock is released, others may work on the subscription meanwhile.
-            failpoint("validate.after_fence")
-            verdict = validate_subscription(
-                ValidationRequest(
-                    name,
-                    sides.fence,
-                    sides.tables,
-                    self.config.expectations,
-                    ReportContext(publisher, publications, earlier, self.links, repair),
-                    with_values=configured.reports_values,
-                    report=self.report,
-                )
-            )
-            failpoint("validate.after_report")
-        result = to_result(verdict, sides.tables, sides.from_lsn, time.monotonic() - began)
-        dsn = self.config.dsn_of(configured)
-        with connect(dsn, purpose=f"validate {name}") as connection, connection.transaction():
-            recorded_results.record_result(connection, name, "validate", result.to_dict())
-            history.append_validation(connection, name, result.to_lsn, summarize(verdict))
-        logger.info(
-            "subscription %s: %s at %s, %d tables, %.2f s",
-            name,
-            "consistent" if verdict.success else "NOT consistent",
-            verdict.lsn,
-            len(verdict.tables),
-            result.seconds,
-        )
-        return result, verdict
+def _repaired_buckets(table: TableVerdict) -> Buckets | None:
+    """The buckets that were compared; None: all of them."""
+    if not table.is_partial or table.evidence is None:
+        return None
+    return Buckets(BUCKET_BITS, tuple(sorted(table.evidence.compared)))

@@ -136,9 +136,14 @@ def bucket_of(key_hash: sql.Composable, bits: int) -> sql.Composed:
     return sql.SQL("('x' || left({}, 8))::bit(32)::bit({})::int").format(key_hash, sql.Literal(bits))
 
 
-def unequal_buckets(publisher: TableSide, subscriber: TableSide) -> UnequalBuckets:
-    """The buckets with different rows on the two sides, split as far as it pays."""
-    unequal = _compare_level(publisher, subscriber, None, FIRST_BITS)
+def unequal_buckets(
+    publisher: TableSide, subscriber: TableSide, within: Buckets | None = None
+) -> UnequalBuckets:
+    """The buckets with different rows on the two sides, split as far as it pays; of rows `within`, if given.
+
+    These are buckets by at most `FIRST_BITS`.
+    """
+    unequal = _compare_level(publisher, subscriber, within, FIRST_BITS)
     while extra_bits := unequal.split_bits:
         split = _compare_level(publisher, subscriber, unequal.buckets, unequal.buckets.bits + extra_bits)
         helps = split.rows < unequal.rows / 2
@@ -158,7 +163,7 @@ def _compare_level(
         size += length
 
     if within is not None:
-        publisher, subscriber = _restrict(publisher, within), _restrict(subscriber, within)
+        publisher, subscriber = restrict(publisher, within), restrict(subscriber, within)
     with compare_buckets(publisher, subscriber, bits, count) as buckets:
         unequal = [(bucket.bucket_id, bucket.rows) for bucket in buckets if not bucket.is_equal]
     logger.debug("%d buckets differ by %d bits, %d bytes of digests", len(unequal), bits, size)
@@ -201,10 +206,11 @@ def _read_digests(
         yield read()
 
 
-def _restrict(side: TableSide, within: Buckets) -> TableSide:
+def restrict(side: TableSide, within: Buckets) -> TableSide:
     """The side's rows of some buckets; of other rows only the key is hashed."""
-    rows = sql.SQL("select {} from ({}) as rows where {}").format(
-        names(side.columns), side.rows, within.condition(hash_of(names(side.hashed_key)))
+    # All columns: the condition for rows outside the filter may read some that are not compared.
+    rows = sql.SQL("select * from ({}) as rows where {}").format(
+        side.rows, within.condition(hash_of(names(side.hashed_key)))
     )
     return dataclasses.replace(side, rows=rows)
 

@@ -10,6 +10,10 @@ Above `MOST_LISTED_ROWS` the remaining unequal buckets are not listed, and the c
 
 A table without a key is a multiset of whole rows: a changed row counts as one missing and one unexpected.
 
+A comparison may be of some buckets only: both servers choose the same rows. Each still reads its whole table
+and hashes every key, but hashes and sums the other columns of the chosen rows alone. The comparisons of
+several sets of buckets are joined (`join_comparisons`).
+
 The published columns are compared; if the subscriber lacks one, the table is not compared. If the subscriber
 need not mirror the publisher (`ValidatedTable.full` is False), only keys are compared, because values may
 differ.
@@ -18,17 +22,19 @@ differ.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import heapq
 import itertools
+import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import psycopg
 from psycopg import sql
 
-from cdc_replay.compare.buckets import BucketComparison, Buckets, compare_buckets
+from cdc_replay.compare.buckets import BucketComparison, Buckets, compare_buckets, restrict
 from cdc_replay.compare.difference import Difference, DifferenceKind
 from cdc_replay.compare.digest import (
     HashedRow,
@@ -42,6 +48,7 @@ from cdc_replay.compare.fence import ComparisonFence
 from cdc_replay.compare.table_pair import TablePair
 from cdc_replay.errors import MissingPrivilege, PublisherNotReady
 from cdc_replay.failpoints import failpoint
+from cdc_replay.model.proof import BUCKET_BITS, BUCKETS
 from cdc_replay.postgres.connection import translated_errors
 from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables
 from cdc_replay.publication.resolve import SyncedTable
@@ -50,10 +57,6 @@ from cdc_replay.subscriber.target_checks import missing_columns
 from cdc_replay.subscriber.target_tables import TargetTable
 
 logger = logging.getLogger(__name__)
-
-BUCKET_BITS: Final = 8
-BUCKETS: Final = 1 << BUCKET_BITS
-"""Buckets per table: the resolution of differences before rows are listed."""
 
 MOST_LISTED_ROWS: Final = 5_000_000
 """About the maximum of rows of one side that are read to list differences."""
@@ -145,6 +148,19 @@ class Comparison:
     differences: DifferenceCounts
     duplicates: Duplicates | None
     outside: OutsideFilter | None
+    definition: str = ""
+    """Identifies columns, key and filters: what has another one was compared in other buckets."""
+    chosen: frozenset[int] = frozenset(range(BUCKETS))
+    """The compared buckets, also those without rows."""
+
+    @property
+    def differing(self) -> frozenset[int]:
+        """The buckets that do not hold what they must; all, if the reason is none of a bucket's."""
+        unequal = frozenset(bucket.bucket_id for bucket in self.buckets if not bucket.is_equal)
+        has_other_fault = (self.duplicates is not None and self.duplicates.count > 0) or (
+            self.outside is not None and self.outside.count > 0
+        )
+        return unequal if unequal or not has_other_fault else self.chosen
 
     @property
     def publisher_rows(self) -> int:
@@ -159,15 +175,26 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class NotCompared:
-    """The table could not be compared; `reason` says why."""
+    """The table could not be compared; `reason` says why.
+
+    `is_error`: a server refused to read it. Otherwise the subscriber has no such table, or it is not there.
+    """
 
     reason: str
+    is_error: bool = False
 
 
 def compare_table(
-    fence: ComparisonFence, validated: ValidatedTable, listed_keys: int, *, with_values: bool = False
+    fence: ComparisonFence,
+    validated: ValidatedTable,
+    listed_keys: int,
+    *,
+    with_values: bool = False,
+    chosen: Collection[int] = range(BUCKETS),
 ) -> Comparison | NotCompared:
     """Compare one table; `listed_keys` differences of each kind are kept, on request with the rows' values.
+
+    Of buckets that are not `chosen` nothing is compared.
 
     An error of this table only is a result, so that the other tables are still compared.
 
@@ -191,10 +218,50 @@ def compare_table(
         ):
             session = sessions.session_for(validated.target)
             pair = _lock_pair(fence, session, validated, validated.target)
-            return _compare(fence, session, pair, listed_keys, with_values=with_values)
+            compared = _compare(fence, session, pair, chosen, listed_keys, with_values=with_values)
+            return dataclasses.replace(
+                compared, definition=_definition(validated, pair), chosen=frozenset(chosen)
+            )
     except TABLE_ERRORS as error:
         logger.warning("table %s cannot be compared: %s", name, type(error).__name__)
-        return NotCompared(_reason(error))
+        return NotCompared(_reason(error), is_error=True)
+
+
+def join_comparisons(first: Comparison, second: Comparison) -> Comparison:
+    """Two comparisons of one table, of different buckets, as one."""
+    limit = max(first.differences.limit, second.differences.limit)
+    differences = DifferenceCounts(limit, exact=first.differences.exact and second.differences.exact)
+    for kind in DifferenceKind:
+        differences.counts[kind] = first.differences.counts[kind] + second.differences.counts[kind]
+        kept = [*first.differences.kept[kind], *second.differences.kept[kind]]
+        differences.kept[kind] = kept[:limit]
+    duplicates, outside = first.duplicates, first.outside
+    if duplicates is not None and second.duplicates is not None:
+        keys = (*duplicates.first, *second.duplicates.first)[:limit]
+        duplicates = Duplicates(duplicates.count + second.duplicates.count, keys)
+    if outside is not None and second.outside is not None:
+        keys = (*outside.first, *second.outside.first)[:limit]
+        outside = OutsideFilter(outside.count + second.outside.count, keys, outside.unknown)
+    return dataclasses.replace(
+        first,
+        buckets=(*first.buckets, *second.buckets),
+        differences=differences,
+        duplicates=duplicates,
+        outside=outside,
+        chosen=first.chosen | second.chosen,
+    )
+
+
+def _definition(validated: ValidatedTable, pair: TablePair) -> str:
+    target = pair.target
+    types = [
+        [name, pair.synced.table.column(name).type_sql, target.column(name).base_type_sql]
+        for name in pair.columns
+    ]
+    filters = pair.synced.filters
+    conditions = None if filters is None else sorted(row_filter.sql for row_filter in filters)
+    text = json.dumps([BUCKET_BITS, validated.full, list(pair.key), types, conditions])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _reason(error: Exception) -> str:
@@ -214,9 +281,18 @@ def _lock_pair(
 
 
 def _compare(
-    fence: ComparisonFence, session: TargetSession, pair: TablePair, listed_keys: int, *, with_values: bool
+    fence: ComparisonFence,
+    session: TargetSession,
+    pair: TablePair,
+    chosen: Collection[int],
+    listed_keys: int,
+    *,
+    with_values: bool,
 ) -> Comparison:
     publisher, subscriber = pair.publisher(fence.publisher), pair.subscriber(session)
+    if len(chosen) < BUCKETS:
+        within = Buckets(BUCKET_BITS, tuple(sorted(chosen)))
+        publisher, subscriber = restrict(publisher, within), restrict(subscriber, within)
     with compare_buckets(publisher, subscriber, BUCKET_BITS) as compared:
         buckets = tuple(compared)
     failpoint("validate.after_digests")

@@ -23,7 +23,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from cdc_replay.compare.buckets import UnequalBuckets, unequal_buckets
+from cdc_replay.compare.buckets import Buckets, UnequalBuckets, unequal_buckets
 from cdc_replay.compare.merge import Merged, MergedValues, merge, merge_values
 from cdc_replay.compare.preview import preview
 from cdc_replay.compare.staging import StagedRows, comparison_errors, stage, stage_unpublished_keys
@@ -72,6 +72,8 @@ class ReconcileRequest:
     report: Report = unreported
     lists_keys: bool = False
     """Whether the result has the first keys of each kind; a preview always has."""
+    within: Mapping[QualifiedName, Buckets] = field(default_factory=dict)
+    """The only buckets of a table whose rows take part; it must be at the snapshot's position already."""
 
     @property
     def subscription(self) -> str:
@@ -260,7 +262,10 @@ def _compare_and_stage(
         ):
             session = sessions.session_for(target)
             pair = TablePair.from_tables(synced, target, publisher, subscriber, session)
-            pair = dataclasses.replace(pair, claimed=request.claims.get(synced.table.name))
+            name = synced.table.name
+            pair = dataclasses.replace(
+                pair, claimed=request.claims.get(name), within=request.within.get(name)
+            )
             pair, unequal = _find_unequal_buckets(pair, publisher, subscriber, session)
         failpoint("reconcile.after_digests")
         staged = stage(pair, index, unequal.buckets, publisher, subscriber)
@@ -280,9 +285,11 @@ def _find_unequal_buckets(
     if pair.outside is not None:
         # Savepoints: the imported snapshot must survive a failed statement.
         with contextlib.suppress(psycopg.DataError), publisher.transaction(), subscriber.transaction():
-            return pair, unequal_buckets(pair.publisher(publisher), pair.subscriber(session).inside())
+            return pair, unequal_buckets(
+                pair.publisher(publisher), pair.subscriber(session).inside(), pair.within
+            )
         pair = dataclasses.replace(pair, outside=None)
-    return pair, unequal_buckets(pair.publisher(publisher), pair.subscriber(session))
+    return pair, unequal_buckets(pair.publisher(publisher), pair.subscriber(session), pair.within)
 
 
 def _lock(sessions: TargetSessions, targets: Sequence[TargetTable]) -> None:

@@ -116,8 +116,12 @@ class RowComparison:
 
     @property
     def outside(self) -> sql.Composable:
-        """The condition for rows of the target that are known to be outside the filter."""
-        return self.pair.outside or sql.SQL("false")
+        """The condition for rows of the target that are known to be outside the filter, and take part."""
+        pair = self.pair
+        if pair.outside is None or pair.within is None:
+            return pair.outside or sql.SQL("false")
+        takes_part = pair.within.condition(hash_of(names(pair.hashed_key, "target")))
+        return sql.SQL("(({}) and {})").format(pair.outside, takes_part)
 
     def compare(self) -> None:
         """Fill `surplus`, `missing` and `pairs`; rows outside the filter count in every bucket."""

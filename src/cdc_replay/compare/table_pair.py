@@ -47,7 +47,7 @@ class TablePair:
     without filters; `outside` for rows of the target outside them, None if the subscriber cannot evaluate
     them, for the reason `unknown`; `claimed` for rows that another feed of the target may have inserted,
     which are never deleted. `converted` are the publisher's values of columns that have another type on the
-    subscriber.
+    subscriber. Rows outside of the buckets `within` take no part; None: all do.
     """
 
     synced: SyncedTable
@@ -59,6 +59,7 @@ class TablePair:
     outside: sql.Composed | None = None
     unknown: str | None = None
     claimed: sql.Composed | None = None
+    within: Buckets | None = None
 
     @classmethod
     def from_tables(

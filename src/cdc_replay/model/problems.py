@@ -8,7 +8,9 @@
 | a subscription has no tables yet                             | `sync`                                  |
 | the last replay failed, the last validation found a difference | the error's; `validate`               |
 | changes of a subscribed table are not captured               | the error's                             |
-| the lag or the age of the last proof exceeds a given bound   | `sync`; `validate`                      |
+| rows differed when they were last compared                   | `validate --repair`                     |
+| a validation could not judge a table                         | its report                              |
+| the lag or the age of a proof exceeds a bound                | `sync`; `validate`                      |
 
 The errors of servers are multi-line texts with a HINT, which is their remedy.
 """
@@ -39,7 +41,10 @@ _DOCTOR: Final = "Run `cdc-replay doctor`, which says what each server lacks."
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a subscription may lag in time or in bytes, and how old its last proof may be; None: any."""
+    """What a subscription may lag in time or in bytes, and how old its proof may be; None: any.
+
+    Bounds of the proofs of single tables are in the configuration.
+    """
 
     lag: dt.timedelta | None = None
     lag_bytes: int | None = None
@@ -78,6 +83,7 @@ def find_problems(status: StatusResult, bounds: Bounds, now: dt.datetime) -> tup
             problems += lag_beyond(subscription, bounds)
         if subscription.state not in {SubscriptionState.DOWN, SubscriptionState.NEW}:
             problems += proof_beyond(subscription, bounds, now)
+            problems += _proofs_of_tables(subscription.subscription, tables, now)
     return tuple(problems)
 
 
@@ -130,11 +136,27 @@ def _of_subscription(subscription: SubscriptionStatus, tables: Iterable[TableSta
             if subscription.error:
                 yield Problem(subject, message, hint)
     yield from _of_tables(name, tables)
-    if (subscription.last_validation or "").startswith("not consistent"):
-        remedy = f"`cdc-replay validate {name}` names the rows; `cdc-replay refresh {name} --reconcile`"
+    yield from _differences(subscription, tables)
+
+
+def _differences(subscription: SubscriptionStatus, tables: Iterable[TableStatus]) -> Iterator[Problem]:
+    """What the last validation has found, and what an earlier one has that the last did not look at."""
+    name, last = subscription.subscription, subscription.last_validation or ""
+    subject = f"subscription {name}"
+    remedy = (
+        f"`cdc-replay validate {name}` names the rows; `cdc-replay refresh {name} --reconcile` repairs them."
+    )
+    if last.startswith("not consistent"):
+        yield Problem(subject, f"the last validation: {last}", remedy)
+        return
+    if last.startswith("error"):
         yield Problem(
-            subject, f"the last validation: {subscription.last_validation}", f"{remedy} repairs them."
+            subject, f"the last validation: {last}", f"Run `cdc-replay validate {name}`, which says why."
         )
+    for table in tables:
+        if table.differing_buckets:
+            repair = f"`cdc-replay validate {name} --tables {table.table} --repair` repairs them."
+            yield Problem(subject, f"table {table.table}: {table.proof}", repair)
 
 
 def _of_tables(name: str, tables: Iterable[TableStatus]) -> Iterator[Problem]:
@@ -174,18 +196,34 @@ def lag_beyond(subscription: SubscriptionStatus, bounds: Bounds) -> Iterator[Pro
 
 
 def proof_beyond(subscription: SubscriptionStatus, bounds: Bounds, now: dt.datetime) -> Iterator[Problem]:
-    """That the last validation is older than the bounds allow, or missing."""
+    """The proof of a subscription is the oldest of its tables' (`model.proof`)."""
     if bounds.proof_age is None:
         return
-    at = subscription.last_validation_at
-    age = None if at is None else now - dt.datetime.fromisoformat(at)
-    if age is None or age > bounds.proof_age:
-        proof = (
-            "it was never validated"
-            if age is None
-            else f"it was validated {duration_in_words(age.total_seconds())} ago"
-        )
+    age = _age(subscription.proven_at, now)
+    if age is None or age > bounds.proof_age.total_seconds():
+        if age is not None:
+            proof = f"its proof is {duration_in_words(age)} old"
+        elif subscription.last_validation_at is None:
+            proof = "it was never validated"
+        else:
+            proof = "not all of its rows are proven"
         allowed = duration_in_words(bounds.proof_age.total_seconds())
         name = subscription.subscription
         message = f"{proof}, at most {allowed} are allowed"
         yield Problem(f"subscription {name}", message, f"Run `cdc-replay validate {name}`.")
+
+
+def _proofs_of_tables(name: str, tables: Iterable[TableStatus], now: dt.datetime) -> Iterator[Problem]:
+    for table in tables:
+        bound, age = table.max_proof_age_seconds, _age(table.proven_at, now)
+        if bound is None or (age is not None and age <= bound):
+            continue
+        proof = table.proof or "never validated"
+        proof = proof if age is None else f"its proof is {duration_in_words(age)} old"
+        message = f"table {table.table}: {proof}, at most {duration_in_words(bound)} are allowed"
+        remedy = f"Run `cdc-replay validate {name} --tables {table.table}`."
+        yield Problem(f"subscription {name}", message, remedy)
+
+
+def _age(time: str | None, now: dt.datetime) -> float | None:
+    return None if time is None else (now - dt.datetime.fromisoformat(time)).total_seconds()

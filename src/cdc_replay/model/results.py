@@ -350,7 +350,11 @@ class ResumeResult(SubscriptionResult):
 
 @dataclass(frozen=True, slots=True)
 class ValidateResult(Result):
-    """The verdict of one validation; `error` is set if the subscriber is not consistent.
+    """The verdict of one validation; `error` is set unless all that was compared holds, in time.
+
+    `outcome` is `consistent`, `not consistent`, `proof too old`, or `error`: something could not be judged.
+    `is_partial`: some tables, or some rows of them, were not compared; `left_out` has those tables, and
+    `not_reached` what a budget was not enough for.
 
     With `--repair`: the rows that were written, or with `dry_run` would be; `not_repaired` says which
     differing tables were left and why. `first_report` is of the validation before, the rest of that after.
@@ -369,6 +373,18 @@ class ValidateResult(Result):
     not_repaired: tuple[str, ...] = ()
     dry_run: bool = False
     first_report: Path | None = None
+    outcome: str = "consistent"
+    is_partial: bool = False
+    left_out: tuple[Mapping[str, Json], ...] = ()
+    not_reached: tuple[str, ...] = ()
+    proven_through: Lsn | None = None
+    """The proof of the subscription: all rows of all its tables were equal at this position or later."""
+    proven_at: str | None = None
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the validation failed by an error, not by a difference."""
+        return self.outcome == "error"
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,14 @@ class TableStatus:
     sync: TableSync = TableSync.READY
     applied_lsn: Lsn | None = None
     parked_transaction: Lsn | None = None
+    proof: str | None = None
+    """What validations have proven of it (`model.proof`), in words; None if nothing is recorded."""
+    proven_through: Lsn | None = None
+    proven_at: str | None = None
+    differing_buckets: int = 0
+    """Buckets that differed when they were last compared."""
+    max_proof_age_seconds: float | None = None
+    """How old its proof may be, by the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +122,9 @@ class SubscriptionStatus:
     parked_transaction: Lsn | None = None
     last_replay_at: str | None = None
     last_validation_at: str | None = None
+    proven_through: Lsn | None = None
+    """The proof of the subscription: the oldest of its tables' (`model.proof`)."""
+    proven_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 from cdc_replay.errors import CdcReplayError, ChangeLogMissing, ReplayFailed, SubscriptionParked
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.proof import ProofSummary
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import Json, to_json
 from cdc_replay.model.status import (
@@ -33,6 +34,7 @@ from cdc_replay.replay.table_notice import TableNotice, join_notices
 from cdc_replay.replay.table_rewrites import rewritten_tables
 from cdc_replay.subscriber import recorded_results, subscription_records, subscription_tables
 from cdc_replay.subscriber.copy_progress import read_progress
+from cdc_replay.subscriber.proofs import proven_point, read_summaries
 from cdc_replay.subscriber.recorded_results import RecordedResult
 from cdc_replay.subscriber.subscription_records import SubscriptionRecord
 from cdc_replay.subscriber.subscription_tables import KnownTable
@@ -56,6 +58,8 @@ def read_subscriber_status(
     record = subscription_records.subscription_record(connection, name)
     replayed = recorded_results.last_result(connection, name, "replay")
     validated = recorded_results.last_result(connection, name, "validate")
+    proven = proven_point(connection, name)
+    proofs = read_summaries(connection, name) or {}
     notices = _notices(connection, subscription, change_log)
     states = {table.name: table.state for table in tables if table.name is not None}
     ready = [state for state in states.values() if isinstance(state, Ready)]
@@ -78,8 +82,13 @@ def read_subscriber_status(
         parked_transaction=None if record is None else record.parked_transaction,
         last_replay_at=None if replayed is None else utc_text(replayed.finished),
         last_validation_at=None if validated is None else utc_text(validated.finished),
+        proven_through=None if proven is None else proven.lsn,
+        proven_at=None if proven is None else utc_text(proven.at),
     )
-    present = [_table_status(name, table, state, notices.get(table)) for table, state in states.items()]
+    present = [
+        _with_proof(_table_status(name, table, state, notices.get(table)), proofs.get(table))
+        for table, state in states.items()
+    ]
     return SubscriberStatus(status, (*present, *dropped), copies)
 
 
@@ -175,6 +184,19 @@ def _table_status(
     )
 
 
+def _with_proof(table: TableStatus, proof: ProofSummary | None) -> TableStatus:
+    if proof is None:
+        return table
+    proven = proof.proven
+    return replace(
+        table,
+        proof=proof.describe(),
+        proven_through=None if proven is None else proven.lsn,
+        proven_at=None if proven is None else utc_text(proven.at),
+        differing_buckets=proof.differing,
+    )
+
+
 def _parked_reason(record: SubscriptionRecord | None) -> str | None:
     if record is None or record.parked_at is None:
         return None
@@ -245,7 +267,11 @@ def _missing_changes(
 
 def _summarize(result: Mapping[str, object]) -> str:
     if "success" in result:
-        return f"{'consistent' if result['success'] else 'not consistent'} at {result.get('to_lsn')}"
+        # Results of earlier releases have no outcome.
+        outcome = result.get("outcome", "consistent" if result["success"] else "not consistent")
+        if outcome == "consistent" and result.get("is_partial"):
+            outcome = "no difference in what was compared"
+        return f"{outcome} at {result.get('to_lsn')}"
     if result.get("error"):
         return f"failed: {result['error']}"
     return f"succeeded at {result.get('to_lsn')}"

@@ -26,28 +26,32 @@ runs once more before, as with `dry_run`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from cdc_replay.capture.capture_to import ensure_captured
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.capture.setup import SetupRequest, setup_publisher
+from cdc_replay.compare.buckets import Buckets
 from cdc_replay.compare.other_feeds import LogState, rows_of_other_feeds
 from cdc_replay.compare.reconcile import ReconcileRequest, preview_tables, reconcile_tables
-from cdc_replay.errors import NotConfirmed, ReconcileRefused
+from cdc_replay.errors import NotConfirmed, NotConsistent, ReconcileRefused
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import RefreshResult, SnapshotResult, TableReconciled
 from cdc_replay.model.subscription import OriginPolicy, Subscription
-from cdc_replay.model.table_state import Copying, Pending
+from cdc_replay.model.table_state import Copying, Pending, Ready, describe
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.replay.definition_drift import definition_drifts, record_copy_definitions
+from cdc_replay.replay.engine import replay_sessions
 from cdc_replay.replay.log_view import LogView
 from cdc_replay.replay.rewritten_values import compare_marked_tables
 from cdc_replay.snapshot.published_tables import (
@@ -59,7 +63,11 @@ from cdc_replay.snapshot.published_tables import (
 from cdc_replay.snapshot.run import SnapshotOptions, bind_subscription, snapshot_session
 from cdc_replay.subscriber import recorded_results, subscription_records, subscription_tables
 from cdc_replay.subscriber.as_owner import has_rows
-from cdc_replay.subscriber.session import SubscriptionSession, export_snapshot_unlocked
+from cdc_replay.subscriber.session import (
+    SubscriptionSession,
+    export_after_applied,
+    export_snapshot_unlocked,
+)
 from cdc_replay.subscriber.target_checks import check_targets
 
 logger = logging.getLogger(__name__)
@@ -147,29 +155,34 @@ def preview_refresh(request: RefreshRequest, session: SubscriptionSession) -> Re
     ).with_tables(reconciled)
 
 
+Repaired: TypeAlias = Mapping[QualifiedName, Buckets | None]
+"""Tables to repair: the buckets of rows that may be written, or None for all rows."""
+
+
 def preview_repair(
-    request: RefreshRequest, session: SubscriptionSession, names: Collection[QualifiedName]
+    request: RefreshRequest, session: SubscriptionSession, tables: Repaired
 ) -> tuple[TableReconciled, ...]:
     """What `repair_tables` would write, with the first keys of each kind. Writes nothing on either side."""
-    return _preview_reconciliation(request, session, names)[1]
+    return _preview_reconciliation(request, session, tables)[1]
 
 
 def repair_tables(
-    request: RefreshRequest, session: SubscriptionSession, names: Collection[QualifiedName]
+    request: RefreshRequest, session: SubscriptionSession, tables: Repaired
 ) -> tuple[TableReconciled, ...]:
     """Write the rows of these tables that differ from what is published, all at one LSN.
 
-    Other tables of the subscription, and the list of its tables, stay as they are.
+    Other tables of the subscription, rows of other buckets, and the list of its tables, stay as they are.
 
     Raises:
         ReconcileRefused: if the subscription may not be reconciled, with nothing changed.
+        NotConsistent: if a table of which some buckets are repaired cannot be replayed to that LSN.
         CdcReplayError: as `reconcile_tables`.
     """
-    return _reconcile(request, session, names)[1]
+    return _reconcile(request, session, tables)[1]
 
 
 def _preview_reconciliation(
-    request: RefreshRequest, session: SubscriptionSession, names: Collection[QualifiedName] | None = None
+    request: RefreshRequest, session: SubscriptionSession, names: Repaired | None = None
 ) -> tuple[PublishedTables, tuple[TableReconciled, ...]]:
     """What is published, and what reconciling it, or the tables of `names`, would write."""
     with export_snapshot_unlocked(request.source.dsn, session) as exported:
@@ -177,7 +190,8 @@ def _preview_reconciliation(
         tables = tuple(
             synced for table, synced in published.tables.items() if names is None or table in names
         )
-        reconciled = preview_tables(_reconcile_request(request, session, exported, published.catalog, tables))
+        previewed = _reconcile_request(request, session, exported, published.catalog, tables)
+        reconciled = preview_tables(dataclasses.replace(previewed, within=_buckets(names)))
     _check_origin(session, reconciled)
     return published, reconciled
 
@@ -297,11 +311,11 @@ def _copy_empty_tables(
 
 
 def _reconcile(
-    request: RefreshRequest, session: SubscriptionSession, names: Collection[QualifiedName] | None = None
+    request: RefreshRequest, session: SubscriptionSession, names: Repaired | None = None
 ) -> tuple[Lsn, tuple[TableReconciled, ...]]:
     """Reconcile the subscription's tables, or those of `names`, with one snapshot; returns its LSN too."""
-    name = session.subscription.name
-    with export_snapshot_unlocked(request.source.dsn, session) as exported:
+    name, within = session.subscription.name, _buckets(names)
+    with _export_for(request.source, session, within) as exported:
         # Again: the publications may have changed since, and the tables' changes must be captured.
         published = read_published_tables(session, exported)
         states = session.table_states()
@@ -311,7 +325,9 @@ def _reconcile(
         lsn = exported.consistent_point
 
         def record(connection: Connection, reconciled: Sequence[TableReconciled]) -> None:
-            record_copy_definitions(connection, name, lsn, tables)
+            # Rows of other buckets are still those of an earlier definition.
+            whole = [synced for synced in tables if synced.table.name not in within]
+            record_copy_definitions(connection, name, lsn, whole)
             if names is None:
                 subscription_records.unpark(connection, name)
             recorded = {
@@ -323,5 +339,40 @@ def _reconcile(
             recorded_results.record_result(connection, name, "reconcile", recorded)
 
         reconcile_request = _reconcile_request(request, session, exported, published.catalog, tables)
-        reconcile_request = dataclasses.replace(reconcile_request, lists_keys=names is not None)
+        reconcile_request = dataclasses.replace(
+            reconcile_request, lists_keys=names is not None, within=within
+        )
         return lsn, reconcile_tables(reconcile_request, record)
+
+
+def _buckets(names: Repaired | None) -> dict[QualifiedName, Buckets]:
+    """The tables of which only some buckets are repaired."""
+    return {table: buckets for table, buckets in (names or {}).items() if buckets is not None}
+
+
+@contextlib.contextmanager
+def _export_for(
+    source: CaptureSource, session: SubscriptionSession, within: Collection[QualifiedName]
+) -> Iterator[ExportedSnapshot]:
+    """A snapshot of the publisher; the tables `within` have been replayed exactly up to it.
+
+    Rows that are not repaired keep the table's position, so that must be the snapshot's.
+    """
+    if not within:
+        with export_snapshot_unlocked(source.dsn, session) as exported:
+            yield exported
+        return
+    with export_after_applied(source.dsn, session) as exported:
+        lsn = exported.consistent_point
+        ensure_captured(source, lsn)
+        replay_sessions(source, [session], lsn, fence=exported)
+        states = session.table_states()
+        for table in within:
+            if (state := states.get(table)) != Ready(lsn):
+                reason = "it is not in the subscription" if state is None else describe(state)
+                raise NotConsistent(
+                    f'table "{table}" of subscription "{session.subscription.name}" could not be replayed to'
+                    f" {lsn}, so some of its rows cannot be repaired",
+                    detail=reason,
+                )
+        yield exported

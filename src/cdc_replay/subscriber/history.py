@@ -4,8 +4,9 @@
 its own transaction, so the history has exactly the windows that were applied, and those that failed. While
 nothing changes, there is one window a minute at most.
 
-Each append deletes a few of the subscription's oldest rows: those older than `DAYS_KEPT`, or beyond the
-newest `ROWS_KEPT`. So no append takes long, and no history grows without bounds.
+Each append deletes a few of the subscription's oldest rows: those of windows older than `DAYS_KEPT`, of
+validations older than `PROOF_DAYS_KEPT`, or beyond the newest `ROWS_KEPT`. So no append takes long, and no
+history grows without bounds. `proofs` has what a validation has seen of each table.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import datetime as dt
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, LiteralString, TypeAlias
 
 from psycopg import sql
 from psycopg.rows import class_row
@@ -22,12 +23,15 @@ from psycopg.rows import class_row
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.results import ReplayResult
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.subscriber.state_schema import has_history
+from cdc_replay.subscriber.state_schema import has_history, has_proofs
 
 DAYS_KEPT: Final = 30
+PROOF_DAYS_KEPT: Final = 90
 ROWS_KEPT: Final = 50_000
 POINTS: Final = 240
 """A chart has about this many points at most."""
+
+Query: TypeAlias = LiteralString | sql.Composed
 
 _APPEND: Final = """
     with
@@ -72,7 +76,8 @@ _WINDOWS_OF_COMMITS: Final = """
 """
 
 _VALIDATIONS: Final = """
-    select finished, lsn::text, consistent, tables, differing_tables, differing_rows, seconds, report
+    select finished, lsn::text, consistent, tables, differing_tables, differing_rows, seconds, report,
+        {is_partial} as is_partial
     from cdc_replay.validation_history where subscription = %s
     order by finished desc, number desc limit %s
 """
@@ -128,7 +133,10 @@ class WindowRecord:
 
 @dataclass(frozen=True, slots=True)
 class ValidationRecord:
-    """A validation; `report` is the file name of its page."""
+    """A validation; `report` is the file name of its page.
+
+    `consistent`: nothing that was compared differs. `is_partial`: not all rows of all tables were compared.
+    """
 
     finished: dt.datetime
     lsn: str
@@ -138,6 +146,7 @@ class ValidationRecord:
     differing_rows: int
     seconds: float
     report: str
+    is_partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +184,14 @@ def append_window(
         "error": result.error,
     }
     is_empty = not result.changes_read and result.error is None
-    _append(connection, "window_history", result.subscription, values, is_empty=is_empty)
+    _append(connection, "window_history", result.subscription, values, days=DAYS_KEPT, is_empty=is_empty)
 
 
 def append_validation(
     connection: Connection, subscription: str, lsn: Lsn, values: Mapping[str, int | float | str | bool]
 ) -> None:
     """Append a validation; `values` are the other columns of `ValidationRecord`."""
-    _append(connection, "validation_history", subscription, {"lsn": str(lsn), **values}, is_empty=False)
+    _append(connection, "validation_history", subscription, {"lsn": str(lsn), **values}, days=PROOF_DAYS_KEPT)
 
 
 def last_windows(connection: Connection, subscription: str, limit: int) -> tuple[WindowRecord, ...]:
@@ -202,7 +211,10 @@ def windows_of_commits(
 
 def last_validations(connection: Connection, subscription: str, limit: int) -> tuple[ValidationRecord, ...]:
     """The newest validations, the newest first."""
-    return _read(connection, ValidationRecord, _VALIDATIONS, (subscription, limit))
+    # The state of an earlier release, which no command has written to since, lacks the column.
+    is_partial = sql.SQL("is_partial" if has_proofs(connection) else "false")
+    query = sql.SQL(_VALIDATIONS).format(is_partial=is_partial)
+    return _read(connection, ValidationRecord, query, (subscription, limit))
 
 
 def history_points(
@@ -215,7 +227,13 @@ def history_points(
 
 
 def _append(
-    connection: Connection, table: str, subscription: str, values: Mapping[str, object], *, is_empty: bool
+    connection: Connection,
+    table: str,
+    subscription: str,
+    values: Mapping[str, object],
+    *,
+    days: int,
+    is_empty: bool = False,
 ) -> None:
     names = [name for name, value in values.items() if value is not None]
     statement = sql.SQL(_APPEND).format(
@@ -223,11 +241,11 @@ def _append(
         columns=sql.SQL(", ").join(map(sql.Identifier, names)),
         values=sql.SQL(", ").join(map(sql.Placeholder, names)),
     )
-    limits = {"kept": dt.timedelta(days=DAYS_KEPT), "rows_kept": ROWS_KEPT}
+    limits = {"kept": dt.timedelta(days=days), "rows_kept": ROWS_KEPT}
     connection.execute(statement, {**values, **limits, "subscription": subscription, "is_empty": is_empty})
 
 
-def _read(connection: Connection, record: type[Any], query: str, arguments: Any) -> tuple[Any, ...]:  # noqa: ANN401
+def _read(connection: Connection, record: type[Any], query: Query, arguments: Any) -> tuple[Any, ...]:  # noqa: ANN401
     if not has_history(connection):
         return ()
     with connection.cursor(row_factory=class_row(record)) as cursor:

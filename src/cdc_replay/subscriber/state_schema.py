@@ -12,6 +12,8 @@ Progress is stored in the subscriber, because only there one transaction can con
 | copy_progress      | the progress of the running copy of one table (`copy_progress`)                |
 | window_history     | a window that was applied, or failed (`history`)                               |
 | validation_history | a validation (`history`)                                                       |
+| proof_history      | what a validation has seen of one table (`proofs`)                             |
+| table_proof        | the last comparison of each bucket of one table (`proofs`)                     |
 
 A subscribed table is identified by its oid, as in `pg_subscription_rel`: a renamed table keeps its state, and
 a new table of the same name is not subscribed to (R7.12). Functions return the current names. `schema_name`
@@ -216,6 +218,45 @@ _INSTALL_HISTORY: Final = (
         primary key (subscription, finished, number)
     )
     """,
+    # Validations of earlier versions compared all tables.
+    """
+    alter table cdc_replay.validation_history
+        add column if not exists is_partial boolean not null default false
+    """,
+    """
+    create table if not exists cdc_replay.proof_history (
+        subscription text not null references cdc_replay.subscription on delete cascade,
+        schema_name text not null,
+        table_name text not null,
+        number bigint generated always as identity,
+        finished timestamptz not null default pg_catalog.clock_timestamp(),
+        lsn pg_lsn not null,
+        buckets int not null,
+        row_count bigint not null,
+        differing_rows bigint not null,
+        bytes bigint not null,
+        seconds float8 not null,
+        error text,
+        proven_through pg_lsn,
+        proven_at timestamptz,
+        primary key (subscription, schema_name, table_name, finished, number)
+    )
+    """,
+    """
+    create table if not exists cdc_replay.table_proof (
+        subscription text not null,
+        relation regclass not null,
+        is_published boolean not null default true,
+        definition text not null,
+        owed int not null,
+        turns bigint[] not null,
+        lsns pg_lsn[] not null,
+        times timestamptz[] not null,
+        are_equal boolean[] not null,
+        primary key (subscription, relation),
+        foreign key (subscription, relation) references cdc_replay.subscription_table on delete cascade
+    )
+    """,
 )
 """Also for the state of earlier versions, by the first writer; readers do not need it."""
 
@@ -229,6 +270,9 @@ _IS_INSTALLED: Final = """
 """The last statements of `_INSTALL` have run."""
 
 _HAS_HISTORY: Final = "select pg_catalog.to_regclass('cdc_replay.validation_history') is not null"
+"""The history has its first tables; `_HAS_PROOFS` tells whether it is complete."""
+
+_HAS_PROOFS: Final = "select pg_catalog.to_regclass('cdc_replay.table_proof') is not null"
 """The last statement of `_INSTALL_HISTORY` has run."""
 
 
@@ -245,7 +289,7 @@ def install(connection: Connection) -> None:
     Raises:
         MissingPrivilege: if the role may not create a schema in this database.
     """
-    if is_installed(connection) and has_history(connection):
+    if has_history(connection) and has_proofs(connection):
         return
     with translated_errors(f'cannot create schema "{SCHEMA}" on the subscriber'), connection.transaction():
         # `if not exists` alone fails if another session is creating the same schema.
@@ -297,3 +341,12 @@ def has_history(connection: Connection) -> bool:
         SubscriberNotReady: if another role controls the schema.
     """
     return is_installed(connection) and bool(connection.execute(_HAS_HISTORY).fetchall()[0][0])
+
+
+def has_proofs(connection: Connection) -> bool:
+    """Whether this database has the tables of `proofs`, and with them all others.
+
+    Raises:
+        SubscriberNotReady: if another role controls the schema.
+    """
+    return is_installed(connection) and bool(connection.execute(_HAS_PROOFS).fetchall()[0][0])

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Final, TextIO
 
 import typer
 from rich.console import Console, RenderableType
@@ -17,6 +17,9 @@ from cdc_replay.model.results import Json, Result, TableReconciled
 from cdc_replay.terminal.progress import ShownProgress
 from cdc_replay.terminal.results import summarize, wrap
 from cdc_replay.terminal.units import printable
+
+UNDECIDED: Final = 3
+"""The exit code of a validation that could not judge something, and saw no difference in the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class CommandOutcome:
     """The result in words."""
     view: RenderableType | None = None
     """The result as a screen, with colours on a terminal."""
+    exit_code: int = 1
+    """If there is an error."""
 
 
 def outcome_of(result: Result, *, as_json: bool) -> CommandOutcome:

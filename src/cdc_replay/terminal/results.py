@@ -164,26 +164,47 @@ def _(result: results.ResumeResult) -> Summary:
 
 @summarize.register
 def _(result: results.ValidateResult) -> Summary:
-    failed = [table for table in result.tables if not table["success"]]
-    tables, differ = _count(len(result.tables), "table"), "differs" if len(failed) == 1 else "differ"
     remedy = f"`cdc-replay validate {result.subscription} --repair --dry-run` counts what makes them equal."
-    if result.success:
-        total = sum(count for table in result.tables if isinstance(count := table["publisher_rows"], int))
-        sentence = f"{result.subscription} is consistent at {result.to_lsn}: {tables}, {_rows(total)}"
-    else:
-        sentence = (
-            f"{result.subscription} is NOT consistent at {result.to_lsn}: {len(failed)} of {tables} {differ}"
-        )
     notes = [
         (str(table["table"]), str(note))
         for table in result.tables
         if table["success"] and isinstance(table["notes"], list)
         for note in table["notes"]
     ]
-    rows = (*repair_rows(result), *notes, ("report", str(result.report)))
+    rows = (*repair_rows(result), *notes, *_not_compared(result), ("report", str(result.report)))
     if result.first_report is not None:
         rows = (*rows, ("report before the repair", str(result.first_report)))
-    return Summary(f"{sentence}, {_time(result.seconds)}", rows, None if result.success else remedy)
+    sentence = f"{result.subscription} {_verdict(result)}, {_time(result.seconds)}"
+    return Summary(sentence, rows, remedy if result.outcome == "not consistent" else None)
+
+
+def _verdict(result: results.ValidateResult) -> str:
+    tables = _count(len(result.tables), "table")
+    total = sum(count for table in result.tables if isinstance(count := table["publisher_rows"], int))
+    compared = f"{tables}, {_rows(total)}"
+    match result.outcome:
+        case "not consistent":
+            failed = [table for table in result.tables if not table["success"]]
+            differ = "differs" if len(failed) == 1 else "differ"
+            return f"is NOT consistent at {result.to_lsn}: {len(failed)} of {tables} {differ}"
+        case "error":
+            broken = sum(bool(table.get("has_error")) for table in result.tables)
+            return f"could not be judged at {result.to_lsn}: {broken} of {tables} could not be compared"
+        case _ if result.is_partial and not result.tables:
+            return f"has nothing to compare at {result.to_lsn}"
+        case _ if result.is_partial:
+            return f"has no difference at {result.to_lsn} in what was compared: {compared}"
+        case _:
+            return f"is consistent at {result.to_lsn}: {compared}"
+
+
+def _not_compared(result: results.ValidateResult) -> Iterator[Row]:
+    """Tables of which nothing was compared, with the last proof, and what a budget was not enough for."""
+    yield from (("not reached", text) for text in result.not_reached)
+    for left in result.left_out:
+        if left["reason"] != "not reached":
+            at = left["proven_at"]
+            yield str(left["reason"]), f"{left['table']}: {left['proof']}{f', at {at}' if at else ''}"
 
 
 def repair_rows(result: results.ValidateResult) -> Iterator[Row]:

@@ -18,6 +18,7 @@ from cdc_replay.model.status import (
     StatusResult,
     SubscriptionState,
     SubscriptionStatus,
+    TableStatus,
     TableSync,
 )
 from cdc_replay.terminal.layout import (
@@ -50,7 +51,7 @@ SUBSCRIPTIONS: Final = (
     Column("REPLAYED", 5),
     Column("VALIDATED", 6),
 )
-TABLES: Final = (Column("TABLE", 9), Column("STATE", 8), Column("APPLIED", 7))
+TABLES: Final = (Column("TABLE", 9), Column("STATE", 8), Column("APPLIED", 7), Column("PROVEN", 6))
 
 _STYLES: Final[dict[PublisherState | SubscriptionState | TableSync, str]] = {
     PublisherState.READY: GOOD,
@@ -104,7 +105,7 @@ def subscription(status: StatusResult, now: dt.datetime) -> RenderableType:
             Text(),
         ]
     rows = [
-        (text(table.table), _state(table.sync), text(str(table.applied_lsn or "-")))
+        (text(table.table), _state(table.sync), text(str(table.applied_lsn or "-")), _proven(table, now))
         for table in status.tables
     ]
     if rows:
@@ -171,6 +172,13 @@ def _validated(shown: SubscriptionStatus, now: dt.datetime) -> Text:
     return text(time_and_age(shown.last_validation_at, now), BAD if is_wrong else "")
 
 
+def _proven(table: TableStatus, now: dt.datetime) -> Text:
+    """The age of the table's proof, or why it has none."""
+    if table.proven_at is not None:
+        return text(time_and_age(table.proven_at, now))
+    return text(table.proof or "never validated", BAD if table.differing_buckets else DOUBTFUL)
+
+
 def _facts(shown: SubscriptionStatus, now: dt.datetime) -> Iterator[tuple[str, str]]:
     yield "publisher", shown.publisher
     yield "applied", str(shown.applied_lsn or "-")
@@ -180,6 +188,9 @@ def _facts(shown: SubscriptionStatus, now: dt.datetime) -> Iterator[tuple[str, s
         yield "behind", f"{since}{_first_line(shown.behind_reason)}"
     yield "replayed", _run(shown.last_replay_at, shown.last_replay, now)
     yield "validated", _run(shown.last_validation_at, shown.last_validation, now)
+    if shown.last_validation_at is not None:
+        through = "" if shown.proven_through is None else f": through {shown.proven_through}"
+        yield "proven", (time_and_age(shown.proven_at, now) + through) if through else "not all of its rows"
     if shown.state is SubscriptionState.DOWN:
         yield "answered", _answered(shown.seconds_old, is_down=True).plain
 

@@ -2,7 +2,7 @@
 
 They read one data frame, the comparison of both sides at a fence (`suites.comparison_frame`). Great
 Expectations runs no SQL: a row filter may contain `%`, which a query asset doubles. The frame has, per table,
-one row per bucket and one summary row:
+one row per compared bucket and one summary row, and for `proof_expectation` one of its proof:
 
 | column                                  | rows    |                                              |
 |-----------------------------------------|---------|----------------------------------------------|
@@ -78,7 +78,7 @@ def table_comparison(frame: pd.DataFrame, relation: str) -> TableComparison:
     summary = summaries[0]
     if summary["error"] is not None:
         raise TableNotCompared(summary["error"])
-    buckets = rows[rows["bucket"] != SUMMARY]
+    buckets = rows[rows["bucket"] >= 0]
     unequal = (buckets["publisher_rows"] != buckets["subscriber_rows"]) | (
         buckets["publisher_digest"] != buckets["subscriber_digest"]
     )

@@ -17,8 +17,9 @@ from cdc_replay.compare.difference import Difference, DifferenceKind
 from cdc_replay.model.results import TableReconciled
 from cdc_replay.private_files import make_folder
 from cdc_replay.subscriber.history import ValidationRecord
+from cdc_replay.validate.html_proofs import show_left_out, show_proof, show_table_proof
 from cdc_replay.validate.report_context import Repair, ReportContext, first_sentence, time_of_day
-from cdc_replay.validate.verdict import Check, TableVerdict, Verdict
+from cdc_replay.validate.verdict import Check, Outcome, TableVerdict, Verdict
 
 LATEST: Final = "latest.html"
 """A copy of the last run's page."""
@@ -122,12 +123,12 @@ def render(
         _head(verdict, context, now),
         "" if context.repair is None else _repaired(context.repair),
         _trend(verdict, context.earlier),
-        _overview(verdict.tables),
-        *(_table(verdict.subscription, context.links.repair, table) for table in verdict.tables),
+        _overview(verdict.tables, now) if verdict.tables else "",
+        show_left_out(verdict, context, now),
+        *(_table(verdict.subscription, context, table, now) for table in verdict.tables),
         _data_docs(run_link, index_link),
     ]
-    word = "consistent" if verdict.success else "not consistent"
-    title = escape(f"{verdict.subscription}: {word} at {verdict.lsn}")
+    title = escape(f"{verdict.subscription}: {_word(verdict)} at {verdict.lsn}")
     return PAGE.format(title=title, style=STYLE, body="\n".join(body))
 
 
@@ -145,13 +146,14 @@ def badge(kind: str, text: str) -> str:
 
 
 def _head(verdict: Verdict, context: ReportContext, now: dt.datetime) -> str:
-    word = badge("good", "consistent") if verdict.success else badge("bad", "not consistent")
+    word = badge(_COLOURS[verdict.outcome], _word(verdict))
     rows = sum(table.publisher_rows or 0 for table in verdict.tables)
     facts = {
         "Publisher": context.publisher,
         "Publications": ", ".join(context.publications),
         "Fence LSN": str(verdict.lsn),
         "Tables": f"{sum(table.success for table in verdict.tables)} of {len(verdict.tables)} hold",
+        **({"Not compared": f"{len(verdict.left_out)} tables"} if verdict.left_out else {}),
         "Published rows": f"{rows:,}",
         "Validated at": f"{now:%Y-%m-%d} {time_of_day(now)}",
         "Took": f"{verdict.seconds:.1f} s",
@@ -164,6 +166,21 @@ def _head(verdict: Verdict, context: ReportContext, now: dt.datetime) -> str:
         f"later writes of the publisher are not included.</div>{facts_list(facts)}{error}{_links(context)}"
         "</section>"
     )
+
+
+_COLOURS: Final = {
+    Outcome.CONSISTENT: "good",
+    Outcome.NOT_CONSISTENT: "bad",
+    Outcome.ERROR: "bad",
+    Outcome.TOO_OLD: "info",
+}
+
+
+def _word(verdict: Verdict) -> str:
+    """The outcome in a few words, which claim no more than was compared."""
+    if verdict.outcome is Outcome.CONSISTENT and verdict.is_partial:
+        return "no difference in what was compared"
+    return verdict.outcome.value
 
 
 def _repaired(repair: Repair) -> str:
@@ -204,17 +221,23 @@ def _trend(verdict: Verdict, earlier: tuple[ValidationRecord, ...]) -> str:
     """The validations in order of time, each with a link to its report; the last one is this."""
     if not earlier:
         return ""
-    holding = sum(record.consistent for record in earlier) + verdict.success
+    holding = sum(record.consistent for record in earlier) + (not _differs(verdict))
     marks = "".join(
         f'<a class="{"" if record.consistent else "fails"}" href="{escape(record.report)}"'
         f' title="{escape(_of_earlier(record))}" aria-label="{escape(_of_earlier(record))}"></a>'
         for record in reversed(earlier)
     )
-    this = f'<b class="{"" if verdict.success else "fails"}" title="this validation"></b>'
+    this = f'<b class="{"fails" if _differs(verdict) else ""}" title="this validation"></b>'
+    is_partial = verdict.is_partial or any(record.is_partial for record in earlier)
+    saw = "found no difference in what they compared" if is_partial else "found the subscription consistent"
     return (
         f'<section class="card"><h2>Trend</h2><p class="soft">{holding} of the last {len(earlier) + 1}'
-        f' validations found the subscription consistent.</p><div class="trend">{marks}{this}</div></section>'
+        f' validations {saw}.</p><div class="trend">{marks}{this}</div></section>'
     )
+
+
+def _differs(verdict: Verdict) -> bool:
+    return verdict.outcome in {Outcome.NOT_CONSISTENT, Outcome.ERROR}
 
 
 def _of_earlier(record: ValidationRecord) -> str:
@@ -231,19 +254,19 @@ def facts_list(facts: dict[str, str]) -> str:
     return f'<dl class="facts">{items}</dl>'
 
 
-def _overview(tables: Iterable[TableVerdict]) -> str:
+def _overview(tables: Iterable[TableVerdict], now: dt.datetime) -> str:
     rows = "".join(
         f'<tr><td><a href="#{escape(_anchor(table))}">{escape(str(table.name))}</a></td>'
         f"<td>{_outcome(table)}</td>"
         f'<td class="number">{_count(table.publisher_rows)}</td>'
         f'<td class="number">{_count(table.subscriber_rows)}</td>'
-        f'<td class="number">{_differing(table)}</td></tr>'
+        f'<td class="number">{_differing(table)}</td><td>{show_proof(table.proof, now)}</td></tr>'
         for table in tables
     )
     return (
         '<section class="card scroll"><h2>Tables</h2><table><tr><th>Table</th><th>Verdict</th>'
         '<th class="number">Rows published</th><th class="number">Rows on the subscriber</th>'
-        f'<th class="number">Differing</th></tr>{rows}</table></section>'
+        f'<th class="number">Differing</th><th>Proof</th></tr>{rows}</table></section>'
     )
 
 
@@ -263,14 +286,18 @@ def _differing(table: TableVerdict) -> str:
 
 
 def _outcome(table: TableVerdict) -> str:
-    if table.error is not None:
+    if table.error is not None or (table.has_error and not table.fails):
         return badge("bad", "error")
-    if not table.success:
+    if table.fails:
         return badge("bad", "differs")
-    return badge("good", "equal") if table.full else badge("info", "not comparable")
+    if not table.success:
+        return badge("info", "proof too old")
+    if not table.full:
+        return badge("info", "not comparable")
+    return badge("good", "equal in part" if table.is_partial else "equal")
 
 
-def _table(subscription: str, repair: str | None, table: TableVerdict) -> str:
+def _table(subscription: str, context: ReportContext, table: TableVerdict, now: dt.datetime) -> str:
     parts = [
         f'<section class="card" id="{escape(_anchor(table))}">',
         f'<div class="head"><h2>{escape(str(table.name))}</h2>{_outcome(table)}</div>',
@@ -280,7 +307,8 @@ def _table(subscription: str, repair: str | None, table: TableVerdict) -> str:
         _differences(table),
         _keys("Duplicate keys on the subscriber", table.duplicate_keys),
         _keys("Rows on the subscriber outside the present filter", table.outside_filter),
-        _remarks(subscription, repair, table),
+        show_table_proof(table, context, now),
+        _remarks(subscription, context.links.repair, table),
         "</section>",
     ]
     return "\n".join(part for part in parts if part)
@@ -373,12 +401,12 @@ def _remedies(subscription: str, repair: str | None, table: TableVerdict) -> Ite
             f"A changed filter is not applied to existing rows. {reconcile} deletes them and inserts missing"
             f" ones.{form}"
         )
-    elif not table.success and kinds:
+    elif table.fails and kinds:
         yield (
             f"<code>cdc-replay validate {escape(subscription)} --repair</code> writes only the rows that"
             f" differ, and validates again; with <code>--dry-run</code> it counts them.{form}"
         )
-    if not table.success and kinds:
+    if table.fails and kinds:
         yield (
             f"<code>cdc-replay snapshot {escape(subscription)} --table {escape(str(table.name))}</code> "
             "copies the table again."

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import urllib.parse
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import TableReconciled
 from cdc_replay.subscriber.history import ValidationRecord
-from cdc_replay.validate.verdict import TableVerdict, Verdict
+from cdc_replay.subscriber.proofs import TableRecord
+from cdc_replay.validate.verdict import Outcome, TableVerdict, Verdict
 
 NAMED_TABLES = 3
 """How many tables that do not hold the first sentence names."""
@@ -36,13 +38,19 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class ReportContext:
-    """Where the rows come from, earlier validations (the newest first), links, and a repair before this."""
+    """Where the rows come from, earlier validations (the newest first), links, and a repair before this.
+
+    `table_history` has the earlier validations of each table, the newest first; `unknown` are tables that the
+    configuration plans, and the subscription does not have.
+    """
 
     publisher: str
     publications: tuple[str, ...] = ()
     earlier: tuple[ValidationRecord, ...] = ()
     links: ReportLinks = ReportLinks()
     repair: Repair | None = None
+    table_history: Mapping[QualifiedName, tuple[TableRecord, ...]] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
 
 
 def file_name(subscription: str) -> str:
@@ -59,23 +67,57 @@ def first_sentence(verdict: Verdict, context: ReportContext, now: dt.datetime) -
     """What holds and what does not, without a technical term."""
     when = f"On {now:%d %B %Y} at {time_of_day(now)}"
     if not verdict.tables:
-        return f"{when} there was nothing to compare: {verdict.error}."
+        reason = verdict.error or "no table was due or chosen"
+        return f"{when} there was nothing to compare: {reason}." + _too_old(verdict)
     subject = f"“{verdict.subscription}”"
     source = f"what “{context.publisher}” publishes to it"
     count = len(verdict.tables)
-    failing = [table for table in verdict.tables if not table.success]
-    if verdict.success:
-        tables = "its one table is" if count == 1 else f"all {count} tables are"
-        return f"{when}, {subject} held exactly {source}: {tables} as published."
+    match verdict.outcome:
+        case Outcome.CONSISTENT | Outcome.TOO_OLD if verdict.is_partial:
+            return (
+                f"{when}, no row differed between {subject} and {source} in the part that was compared:"
+                f" {_compared(verdict)}. Nothing is claimed of the rest.{_too_old(verdict)}"
+            )
+        case Outcome.CONSISTENT | Outcome.TOO_OLD:
+            tables = "its one table is" if count == 1 else f"all {count} tables are"
+            return f"{when}, {subject} held exactly {source}: {tables} as published.{_too_old(verdict)}"
+        case Outcome.ERROR:
+            broken = [table for table in verdict.tables if table.has_error]
+            named = ", ".join(str(table.name) for table in broken[:NAMED_TABLES])
+            more = f" and {len(broken) - NAMED_TABLES} more" if len(broken) > NAMED_TABLES else ""
+            return (
+                f"{when} it could not be judged whether {subject} held exactly {source}: {named}{more} could"
+                " not be compared. No difference was seen in the rest."
+            )
+        case Outcome.NOT_CONSISTENT:
+            return f"{when}, {subject} did not hold exactly {source}: {_shortcomings(verdict)}"
+
+
+def _shortcomings(verdict: Verdict) -> str:
+    count = len(verdict.tables)
+    failing = [table for table in verdict.tables if table.fails or table.has_error]
     named = "; ".join(_shortcoming(table) for table in failing[:NAMED_TABLES])
     more = f"; and {len(failing) - NAMED_TABLES} more" if len(failing) > NAMED_TABLES else ""
     holding = count - len(failing)
     rest = {0: "", 1: " The other one does."}.get(holding, f" The other {holding} do.")
+    rest = " Only a part was compared." if verdict.is_partial else rest
     verb = "does" if len(failing) == 1 else "do"
-    return (
-        f"{when}, {subject} did not hold exactly {source}: {len(failing)} of {count} tables {verb} not"
-        f" ({named}{more}).{rest}"
-    )
+    return f"{len(failing)} of {count} tables {verb} not ({named}{more}).{rest}"
+
+
+def _compared(verdict: Verdict) -> str:
+    whole = sum(not table.is_partial for table in verdict.tables)
+    parts = len(verdict.tables) - whole
+    total = len(verdict.tables) + len(verdict.left_out)
+    texts = [f"{whole} of {total} tables"] if whole or not parts else []
+    texts += [f"a sample of {'one table' if parts == 1 else f'{parts} tables'}"] if parts else []
+    return " and ".join(texts)
+
+
+def _too_old(verdict: Verdict) -> str:
+    if verdict.outcome is not Outcome.TOO_OLD:
+        return ""
+    return " But the last proof of some tables is older than it may be."
 
 
 def time_of_day(now: dt.datetime) -> str:
@@ -85,7 +127,7 @@ def time_of_day(now: dt.datetime) -> str:
 
 
 def _shortcoming(table: TableVerdict) -> str:
-    if table.error is not None:
+    if table.error is not None or (table.has_error and not table.fails):
         return f"{table.name} could not be compared"
     if not table.counts:
         return f"{table.name} fails a check"

@@ -1,6 +1,6 @@
 """Run a validation: compare at the fence, judge by Great Expectations, write the reports.
 
-    compare all tables   → data frame, suite        (nothing is written)
+    compare the tables   → data frame, suite        (nothing is written)
     checkpoint           → validation result, Data Docs
     page                 → uncommitted/reports/<subscription>/<run>.html, and latest.html next to it
 
@@ -15,6 +15,7 @@ No file contains row values other than keys, or a DSN.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime as dt
 import fcntl
 import importlib.resources
@@ -22,13 +23,14 @@ import logging
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from cdc_replay.compare.comparison import BUCKETS, Comparison, NotCompared, ValidatedTable, compare_table
+from cdc_replay.compare.comparison import Comparison, NotCompared
 from cdc_replay.compare.fence import ComparisonFence
-from cdc_replay.model.progress import Report, each_table, unreported
+from cdc_replay.model.progress import Report, unreported
+from cdc_replay.model.proof import BUCKETS
 from cdc_replay.private_files import make_folder
 from cdc_replay.validate.gx import (
     Checkpoint,
@@ -42,9 +44,20 @@ from cdc_replay.validate.gx import (
     get_context,
 )
 from cdc_replay.validate.html_report import write_page
+from cdc_replay.validate.observe import Observation, observe_tables
+from cdc_replay.validate.proof_expectation import ExpectProofToBeRecent
 from cdc_replay.validate.report_context import ReportContext, file_name, reports_folder
-from cdc_replay.validate.suites import EXPECTATIONS, ObservedTable, build_suite, comparison_frame
-from cdc_replay.validate.verdict import Check, CheckKind, TableVerdict, Verdict
+from cdc_replay.validate.selection import LeftTable, Selection
+from cdc_replay.validate.suites import (
+    EXPECTATIONS,
+    BoundedProof,
+    ObservedTable,
+    bounded_proofs,
+    build_suite,
+    comparison_frame,
+    escaped,
+)
+from cdc_replay.validate.verdict import Check, CheckKind, LeftOut, TableVerdict, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -61,18 +74,19 @@ class ValidationRequest:
     """What to validate, where to write, and what the report shows beside the verdict.
 
     `context_root` is the parent of `gx/`, created if missing. Per table, `listed_keys` differing keys of each
-    kind are listed.
+    kind are listed. `at` is a time before which the fence did not exist.
     """
 
     subscription: str
     fence: ComparisonFence
-    tables: tuple[ValidatedTable, ...]
+    selection: Selection
     context_root: Path
     context: ReportContext
     listed_keys: int = 20
     with_values: bool = False
     """Whether the report shows the values of listed rows, on both sides."""
     report: Report = unreported
+    at: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +99,7 @@ class _Judged:
 
 
 def validate_subscription(request: ValidationRequest) -> Verdict:
-    """Compare all tables at the fence and judge them; the verdict is also written to disk.
+    """Compare the selected tables at the fence and judge them; the verdict is also written to disk.
 
     Differences and errors of single tables are part of the verdict, not exceptions.
 
@@ -93,11 +107,20 @@ def validate_subscription(request: ValidationRequest) -> Verdict:
         ServerUnavailable: if a server is lost.
     """
     started = time.monotonic()
+    observation = Observation(
+        request.subscription,
+        request.fence,
+        request.at,
+        request.listed_keys,
+        request.with_values,
+        request.report,
+    )
+    tables, left = observe_tables(observation, request.selection)
     now = dt.datetime.now(dt.UTC)
-    tables = _observe(request)
+    proofs = bounded_proofs(tables, left)
     gx_root = _data_context(request.context_root)
     with _exclusive_lock(gx_root):
-        judged = _judge(request, tables, now)
+        judged = _judge(request, tables, proofs, now)
         folder = reports_folder(request.context_root, request.subscription)
         verdict = Verdict(
             subscription=request.subscription,
@@ -106,32 +129,17 @@ def validate_subscription(request: ValidationRequest) -> Verdict:
             data_docs=judged.data_docs,
             report=folder / f"{request.fence.lsn.file_name}-{now:%Y%m%dT%H%M%S%fZ}.html",
             seconds=time.monotonic() - started,
-            error=None if tables else "the subscription has no tables to validate",
+            error=None if tables or left else "the subscription has no tables to validate",
+            left_out=tuple(_left_out(table, request.selection, judged.checks) for table in left),
         )
         write_page(verdict, request.context, now=now.astimezone(), run_page=judged.run_page)
     logger.info(
         "subscription %s at %s: %s, %d tables, %d fail, %.1f s, report %s",
-        *(verdict.subscription, verdict.lsn, "consistent" if verdict.success else "NOT CONSISTENT"),
+        *(verdict.subscription, verdict.lsn, verdict.outcome.value),
         *(len(verdict.tables), sum(not table.success for table in verdict.tables)),
         *(verdict.seconds, verdict.report),
     )
     return verdict
-
-
-def _observe(request: ValidationRequest) -> tuple[ObservedTable, ...]:
-    observed = []
-    tables = each_table(
-        request.report, "compare", request.subscription, request.tables, lambda table: table.table.table.name
-    )
-    for position, validated in enumerate(tables, start=1):
-        table = ObservedTable(validated, _compare(request, validated))
-        logger.info("compared %s (%d of %d)", validated.table.table.name, position, len(request.tables))
-        observed.append(table)
-    return tuple(observed)
-
-
-def _compare(request: ValidationRequest, validated: ValidatedTable) -> Comparison | NotCompared:
-    return compare_table(request.fence, validated, request.listed_keys, with_values=request.with_values)
 
 
 def _data_context(context_root: Path) -> Path:
@@ -161,7 +169,12 @@ def _remove_generated(gx_root: Path, name: str) -> None:
         (gx_root / folder / f"{name}.json").unlink(missing_ok=True)
 
 
-def _judge(request: ValidationRequest, tables: Sequence[ObservedTable], now: dt.datetime) -> _Judged:
+def _judge(
+    request: ValidationRequest,
+    tables: Sequence[ObservedTable],
+    proofs: Sequence[BoundedProof],
+    now: dt.datetime,
+) -> _Judged:
     name = file_name(request.subscription)
     _remove_generated(request.context_root.resolve() / "gx", name)
     context = get_context(mode="file", project_root_dir=str(request.context_root.resolve()))
@@ -169,7 +182,7 @@ def _judge(request: ValidationRequest, tables: Sequence[ObservedTable], now: dt.
     definition = ValidationDefinition(
         name=name,
         data=context.data_sources.get(data_source).get_asset(asset).get_batch_definition(batch_definition),
-        suite=context.suites.add_or_update(build_suite(name, tables)),
+        suite=context.suites.add_or_update(build_suite(name, tables, proofs)),
     )
     checkpoint = Checkpoint(
         name=name,
@@ -178,7 +191,7 @@ def _judge(request: ValidationRequest, tables: Sequence[ObservedTable], now: dt.
         result_format="COMPLETE",
     )
     outcome = context.checkpoints.add_or_update(checkpoint).run(
-        batch_parameters={"dataframe": comparison_frame(tables)},
+        batch_parameters={"dataframe": comparison_frame(tables, proofs, now)},
         # An LSN's slash would make a folder.
         run_id=RunIdentifier(run_name=f"{name}__{request.fence.lsn.file_name}", run_time=now),
     )
@@ -195,7 +208,9 @@ def _local_page(context: FileDataContext, identifier: ValidationResultIdentifier
     return Path(urllib.parse.unquote(urllib.parse.urlsplit(site["site_url"]).path))
 
 
-KINDS: Final = {expectation.expectation_type: kind for kind, expectation in EXPECTATIONS.items()}
+KINDS: Final = {expectation.expectation_type: kind for kind, expectation in EXPECTATIONS.items()} | {
+    ExpectProofToBeRecent.expectation_type: CheckKind.PROOF_AGE
+}
 """The check of an Expectation's type."""
 
 
@@ -221,23 +236,29 @@ def _table_verdict(table: ObservedTable, checks: Mapping[tuple[str, CheckKind], 
     name, full, observed = table.validated.table.table.name, table.validated.full, table.observed
     published = table.validated.table.filters
     filters = None if published is None else tuple(row_filter.sql for row_filter in published)
+    age = checks.get((table.relation, CheckKind.PROOF_AGE))
+    verdict = TableVerdict(
+        name,
+        full,
+        checks=() if age is None else (age,),
+        method="not compared",
+        notes=_notes(table),
+        filters=filters,
+        chosen_buckets=table.chosen_buckets,
+        compared_buckets=0,
+        bytes=table.bytes,
+        seconds=table.seconds,
+        proof=table.proof,
+    )
     if isinstance(observed, NotCompared):
-        return TableVerdict(
-            name,
-            full,
-            checks=(),
-            method="not compared",
-            notes=_notes(table),
-            error=observed.reason,
-            filters=filters,
-        )
-    return TableVerdict(
-        name=name,
-        full=full,
-        checks=tuple(
-            checks.get((table.relation, kind)) or Check(kind, success=False, observed="", error="no result")
-            for kind in table.checks()
-        ),
+        return dataclasses.replace(verdict, error=observed.reason, is_broken=observed.is_error)
+    made = tuple(
+        checks.get((table.relation, kind)) or Check(kind, success=False, observed="", error="no result")
+        for kind in table.checks()
+    )
+    verdict = dataclasses.replace(
+        verdict,
+        checks=(*made, *verdict.checks),
         method=_method(observed),
         publisher_rows=observed.publisher_rows,
         subscriber_rows=observed.subscriber_rows,
@@ -246,10 +267,21 @@ def _table_verdict(table: ObservedTable, checks: Mapping[tuple[str, CheckKind], 
         differences=observed.differences.first,
         duplicate_keys=() if observed.duplicates is None else observed.duplicates.first,
         outside_filter=() if observed.outside is None else observed.outside.first,
-        notes=_notes(table),
-        filters=filters,
         columns=observed.columns,
+        compared_buckets=len(observed.chosen),
     )
+    # A check that raised has judged nothing: what the digests say is no proof without it.
+    if verdict.has_error:
+        return dataclasses.replace(verdict, proof=table.proof_before)
+    return dataclasses.replace(verdict, evidence=table.evidence)
+
+
+def _left_out(
+    table: LeftTable, selection: Selection, checks: Mapping[tuple[str, CheckKind], Check]
+) -> LeftOut:
+    chosen = {chosen.name: len(chosen.buckets) for chosen in selection.chosen}
+    age = checks.get((escaped(table.name), CheckKind.PROOF_AGE))
+    return LeftOut(table.name, table.reason, table.proof, age, owed=chosen.get(table.name, 0))
 
 
 def _method(observed: Comparison) -> str:
@@ -257,7 +289,9 @@ def _method(observed: Comparison) -> str:
     columns = f"{len(observed.columns)} column" + ("" if len(observed.columns) == 1 else "s")
     by = f"the key ({', '.join(observed.key)})" if observed.key else "the whole row, there is no key"
     listed = f"; the rows of {unequal} unequal buckets were compared one by one" if unequal else ""
-    return f"digests of {columns} in {BUCKETS} buckets by {by}, computed by both servers{listed}"
+    count = len(observed.chosen)
+    buckets = f"{BUCKETS} buckets" if count == BUCKETS else f"{count} of {BUCKETS} buckets"
+    return f"digests of {columns} in {buckets} by {by}, computed by both servers{listed}"
 
 
 def _notes(table: ObservedTable) -> tuple[str, ...]:
@@ -268,6 +302,11 @@ def _notes(table: ObservedTable) -> tuple[str, ...]:
     if validated.notice:
         notes.append(validated.notice)
     if isinstance(observed, Comparison):
+        if table.chosen_buckets > len(observed.chosen):
+            notes.append(
+                f"not reached within the budget: {table.chosen_buckets - len(observed.chosen)} of"
+                f" {table.chosen_buckets} chosen buckets, which the next run compares first"
+            )
         if observed.outside is not None and observed.outside.unknown is not None:
             notes.append(f"the subscriber cannot evaluate the row filter: {observed.outside.unknown}")
         if not observed.differences.exact:

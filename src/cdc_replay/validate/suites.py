@@ -6,8 +6,10 @@
 | content    | ExpectContentToEqualPublisher  | every table                                     |
 | unique key | ExpectKeysToBeUnique           | tables with a key                               |
 | row filter | ExpectRowsToSatisfyRowFilter   | tables whose filter the subscriber can evaluate |
+| proof age  | ExpectProofToBeRecent          | tables with a bound, also if not compared       |
 
-Expectations of tables that the subscriber need not mirror have severity `info`, all others `critical`.
+A run may compare a part of the tables, and of the rows of each; the suite is about that part. Expectations of
+tables that the subscriber need not mirror have severity `info`, all others `critical`.
 
 Great Expectations copies descriptions, keys and errors into its pages unescaped. Names, row filters and
 values are user input, so all text is escaped once, here.
@@ -15,16 +17,20 @@ values are user input, so all text is escaped once, here.
 
 from __future__ import annotations
 
+import datetime as dt
 import html
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import pandas as pd
 
 from cdc_replay.compare.comparison import Comparison, NotCompared, ValidatedTable
 from cdc_replay.compare.difference import DifferenceKind
+from cdc_replay.model.duration import duration_in_words
+from cdc_replay.model.proof import BUCKETS, Evidence, TableProof
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.validate.expectations import (
     SUMMARY,
     ComparisonExpectation,
@@ -33,7 +39,9 @@ from cdc_replay.validate.expectations import (
     ExpectRowCountToEqualPublisher,
     ExpectRowsToSatisfyRowFilter,
 )
-from cdc_replay.validate.gx import ExpectationSuite, FailureSeverity
+from cdc_replay.validate.gx import BatchExpectation, ExpectationSuite, FailureSeverity
+from cdc_replay.validate.proof_expectation import PROOF, ExpectProofToBeRecent
+from cdc_replay.validate.selection import LeftTable
 from cdc_replay.validate.verdict import CheckKind
 
 EXPECTATIONS: Final[Mapping[CheckKind, type[ComparisonExpectation]]] = {
@@ -50,20 +58,32 @@ EXPECTATIONS: Final[Mapping[CheckKind, type[ComparisonExpectation]]] = {
 COLUMNS: Final = (
     *("relation", "bucket", "publisher_rows", "subscriber_rows", "publisher_digest", "subscriber_digest"),
     *("outside_filter", "missing", "unexpected", "outside", "different", "duplicates", "keys", "error"),
+    "proof_age",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedTable:
-    """A table and its comparison."""
+    """A table and its comparison, which read `bytes` of the publisher."""
 
     validated: ValidatedTable
     observed: Comparison | NotCompared
+    chosen_buckets: int = BUCKETS
+    bytes: int = 0
+    seconds: float = 0.0
+    evidence: Evidence | None = None
+    proof_before: TableProof = field(default_factory=TableProof.nothing)
+    max_proof_age: dt.timedelta | None = None
+
+    @property
+    def proof(self) -> TableProof:
+        """The table's proof after this comparison."""
+        return self.proof_before if self.evidence is None else self.proof_before.add(self.evidence)
 
     @property
     def relation(self) -> str:
         """The table's escaped name in the frame, the suite and the results."""
-        return html.escape(str(self.validated.table.table.name))
+        return escaped(self.validated.table.table.name)
 
     def checks(self) -> tuple[CheckKind, ...]:
         """The applicable checks; a table that was not compared has two, which fail."""
@@ -76,10 +96,57 @@ class ObservedTable:
         return tuple(checks)
 
 
-def build_suite(name: str, tables: Sequence[ObservedTable]) -> ExpectationSuite:
+@dataclass(frozen=True, slots=True)
+class BoundedProof:
+    """The proof of a table, compared or not, and how old it may be."""
+
+    relation: str
+    proof: TableProof
+    max_age: dt.timedelta
+
+    def age(self, now: dt.datetime) -> float | None:
+        """Seconds since the oldest part was proven."""
+        proven = self.proof.summary.proven
+        return None if proven is None else max(0.0, (now - proven.at).total_seconds())
+
+
+def escaped(name: QualifiedName) -> str:
+    """A table's name in the frame, the suite and the results."""
+    return html.escape(str(name))
+
+
+def bounded_proofs(tables: Iterable[ObservedTable], left: Iterable[LeftTable]) -> tuple[BoundedProof, ...]:
+    """The proofs of all tables that have a bound."""
+    compared = ((table.relation, table.proof, table.max_proof_age) for table in tables)
+    others = ((escaped(table.name), table.proof, table.plan.max_proof_age) for table in left)
+    return tuple(
+        BoundedProof(relation, proof, max_age)
+        for relation, proof, max_age in (*compared, *others)
+        if max_age is not None
+    )
+
+
+def build_suite(
+    name: str, tables: Sequence[ObservedTable], proofs: Sequence[BoundedProof] = ()
+) -> ExpectationSuite:
     """The suite of a subscription."""
-    return ExpectationSuite(
-        name=name, expectations=[_expectation(table, kind) for table in tables for kind in table.checks()]
+    expectations: list[BatchExpectation] = [
+        _expectation(table, kind) for table in tables for kind in table.checks()
+    ]
+    expectations += [_proof_expectation(bounded) for bounded in proofs]
+    return ExpectationSuite(name=name, expectations=expectations)
+
+
+def _proof_expectation(bounded: BoundedProof) -> ExpectProofToBeRecent:
+    seconds = bounded.max_age.total_seconds()
+    # The relation is escaped already.
+    return ExpectProofToBeRecent(
+        relation=bounded.relation,
+        max_age_seconds=seconds,
+        description=f"{bounded.relation}: the proof is at most {duration_in_words(seconds)} old".replace(
+            "$", "$$"
+        ),
+        severity=FailureSeverity.CRITICAL,
     )
 
 
@@ -111,11 +178,18 @@ def _describe(validated: ValidatedTable, kind: CheckKind) -> str:
         case CheckKind.ROW_FILTER:
             filters = validated.table.filters or ()
             return "every row satisfies " + " or ".join(row_filter.sql for row_filter in filters)
+        case CheckKind.PROOF_AGE:
+            return "its proof is young enough"
 
 
-def comparison_frame(tables: Sequence[ObservedTable]) -> pd.DataFrame:
-    """The frame that `expectations` describes: per table its buckets and a summary row."""
-    rows = [row for table in tables for row in _frame_rows(table)]
+def comparison_frame(
+    tables: Sequence[ObservedTable], proofs: Sequence[BoundedProof], now: dt.datetime
+) -> pd.DataFrame:
+    """The frame that `expectations` describes: per table its buckets, a summary row, and its proof's age."""
+    rows: list[dict[str, object]] = [row for table in tables for row in _frame_rows(table)]
+    rows += [
+        {"relation": bounded.relation, "bucket": PROOF, "proof_age": bounded.age(now)} for bounded in proofs
+    ]
     return pd.DataFrame(rows, columns=list(COLUMNS), dtype=object)
 
 

@@ -1,8 +1,15 @@
 """Results of a validation: plain values, without Great Expectations.
 
-A table is judged by checks. For a table that the subscriber must mirror, a check that fails or raises fails
-the validation. If the publications do not publish all actions, the same checks are made and shown for
+A table is judged by checks. For a table that the subscriber must mirror, a check that fails fails the
+validation. If the publications do not publish all actions, the same checks are made and shown for
 information: native replication may differ in the same way.
+
+| outcome         | a table                                                                                  |
+|-----------------|------------------------------------------------------------------------------------------|
+| NOT_CONSISTENT  | fails a check, or is missing on the subscriber                                           |
+| ERROR           | could not be read, or a check of it raised: nothing is known of it. None differs         |
+| TOO_OLD         | has an older proof than it may have. None differs, and there was no error                |
+| CONSISTENT      | all that was compared holds                                                              |
 """
 
 from __future__ import annotations
@@ -13,6 +20,7 @@ from pathlib import Path
 
 from cdc_replay.compare.difference import Difference, DifferenceKind
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.proof import BUCKETS, Evidence, TableProof
 from cdc_replay.model.relation import QualifiedName
 
 
@@ -23,6 +31,25 @@ class CheckKind(enum.Enum):
     CONTENT = "content"
     UNIQUE_KEY = "unique key"
     ROW_FILTER = "row filter"
+    PROOF_AGE = "age of the proof"
+
+
+class LeftReason(enum.Enum):
+    """Why nothing of a table was compared."""
+
+    NOT_CHOSEN = "not chosen"
+    NOT_DUE = "not due"
+    NOT_REACHED = "not reached"
+    """The budget was used up before."""
+
+
+class Outcome(enum.Enum):
+    """The result of a validation in one word."""
+
+    CONSISTENT = "consistent"
+    NOT_CONSISTENT = "not consistent"
+    ERROR = "error"
+    TOO_OLD = "proof too old"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +74,8 @@ class TableVerdict:
 
     `differences` are the first of each kind, `counts` the number of each kind, a lower bound unless
     `counts_exact`. `method` describes the comparison, `notes` its limits. `filters` are combined with OR;
-    None if every row is published. Row counts are None if the table could not be read.
+    None if every row is published. Row counts are those of the compared buckets, None if the table could not
+    be read. With an `error` nothing was compared; `is_broken` tells that from a table that is not there.
     """
 
     name: QualifiedName
@@ -63,9 +91,18 @@ class TableVerdict:
     outside_filter: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     error: str | None = None
+    is_broken: bool = False
     filters: tuple[str, ...] | None = None
     columns: tuple[str, ...] = ()
     """The compared columns: those of the differences' values."""
+    chosen_buckets: int = BUCKETS
+    compared_buckets: int = BUCKETS
+    bytes: int = 0
+    seconds: float = 0.0
+    evidence: Evidence | None = None
+    """What is proven and what differs; None after an error."""
+    proof: TableProof | None = None
+    """The table's, after this run."""
 
     @property
     def success(self) -> bool:
@@ -73,14 +110,55 @@ class TableVerdict:
         return self.error is None and all(check.passes for check in self.checks)
 
     @property
+    def has_error(self) -> bool:
+        """Whether the table, or a check of it, could not be judged."""
+        return self.is_broken or any(check.error is not None for check in self.checks)
+
+    def check_errors(self) -> tuple[str, ...]:
+        """The checks that raised."""
+        return tuple(f"{check.kind.value}: {check.error}" for check in self.checks if check.error is not None)
+
+    @property
+    def fails(self) -> bool:
+        """Whether a check that was made does not pass, or the table is not there."""
+        is_absent = self.error is not None and not self.is_broken
+        return is_absent or any(
+            not check.passes and check.error is None
+            for check in self.checks
+            if check.kind is not CheckKind.PROOF_AGE
+        )
+
+    @property
     def differs(self) -> bool:
         """Whether rows differ, or the table could not be compared; it may still need not be a mirror."""
-        return self.error is not None or bool(self.counts) or not self.success
+        return self.error is not None or bool(self.counts) or self.fails or self.has_error
 
     @property
     def can_be_repaired(self) -> bool:
         """Whether rows differ that the publications determine."""
-        return self.full and self.error is None and not self.success
+        return self.full and self.error is None and self.fails
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some of its rows were not compared."""
+        return self.error is None and self.compared_buckets < BUCKETS
+
+    @property
+    def not_reached(self) -> int:
+        """Buckets that were chosen, and not compared because the budget was used up."""
+        return 0 if self.error is not None else self.chosen_buckets - self.compared_buckets
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A table of which nothing was compared, with its last proof; `age` judges that, if it has a bound."""
+
+    name: QualifiedName
+    reason: LeftReason
+    proof: TableProof
+    age: Check | None = None
+    owed: int = 0
+    """Buckets that the run had chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +176,37 @@ class Verdict:
     report: Path
     seconds: float
     error: str | None = None
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def success(self) -> bool:
-        """Whether the subscriber is consistent with the publisher."""
-        return self.error is None and all(table.success for table in self.tables)
+        """Whether all that was compared is consistent, and every proof is as young as it must be."""
+        return self.outcome is Outcome.CONSISTENT
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of the run."""
+        if self.error is not None or any(table.fails for table in self.tables):
+            return Outcome.NOT_CONSISTENT
+        if any(table.has_error for table in self.tables) or any(
+            left.age is not None and left.age.error is not None for left in self.left_out
+        ):
+            return Outcome.ERROR
+        if not all(table.success for table in self.tables) or any(
+            left.age is not None and not left.age.passes for left in self.left_out
+        ):
+            return Outcome.TOO_OLD
+        return Outcome.CONSISTENT
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some tables, or some rows of them, were not compared."""
+        return bool(self.left_out) or any(table.is_partial for table in self.tables)
 
     def left_by_repair(self) -> tuple[str, ...]:
         """The tables that differ and that no repair changes, each with the reason."""
         return tuple(
-            f"{table.name}: {table.error or '; '.join(table.notes)}"
+            f"{table.name}: {table.error or '; '.join(table.notes) or '; '.join(table.check_errors())}"
             for table in self.tables
             if table.differs and not table.can_be_repaired
         )
@@ -116,14 +215,33 @@ class Verdict:
         """One line per failed table: the checks, and the first keys."""
         lines = [] if self.error is None else [self.error]
         lines += [_describe(table) for table in self.tables if not table.success]
+        lines += [
+            f"{left.name}: {left.age.kind.value}: {left.age.error or left.age.observed} ({left.reason.value})"
+            for left in self.left_out
+            if left.age is not None and not left.age.passes
+        ]
         return (*lines[:limit], *([f"… and {len(lines) - limit} more"] if len(lines) > limit else []))
+
+    def describe_not_reached(self) -> tuple[str, ...]:
+        """The tables, or parts of them, for which the budget was not enough."""
+        parts = [
+            f"{table.name}: {table.not_reached} of {table.chosen_buckets} chosen buckets"
+            for table in self.tables
+            if table.not_reached
+        ]
+        return (
+            *parts,
+            *(str(left.name) for left in self.left_out if left.reason is LeftReason.NOT_REACHED),
+        )
 
 
 def _describe(table: TableVerdict) -> str:
     if table.error is not None:
         return f"{table.name}: {table.error}"
     failed = "; ".join(
-        f"{check.kind.value}: {check.error or check.observed}" for check in table.checks if not check.passes
+        f"{check.kind.value}: {f'error: {check.error}' if check.error is not None else check.observed}"
+        for check in table.checks
+        if not check.passes
     )
     keys = ", ".join(f"{difference.kind.value} {difference.key}" for difference in table.differences[:3])
     return f"{table.name}: {failed}" + (f" (first: {keys})" if keys else "")

@@ -27,6 +27,7 @@ SHOP = PublisherStatus("shop", "slot_of_shop", "reserved", Lsn(9), Lsn(1), Lsn(9
 NSW = SubscriptionStatus(
     "nsw", "shop", Lsn(9), lag_bytes=0, lag_seconds=0.0, last_replay="succeeded at 0/9",
     last_validation="consistent at 0/9", last_validation_at="2026-01-09T12:00:00+00:00",
+    proven_at="2026-01-09T12:00:00+00:00",
     state=SubscriptionState.READY,
 )  # fmt: skip
 TIGHT = AlarmBounds({"nsw": Bounds(dt.timedelta(minutes=1), 100, dt.timedelta(days=1))}, {"shop": 1000})
@@ -97,10 +98,18 @@ def test_lag_and_proof_are_critical_beyond_four_times_the_bound() -> None:
     assert kinds(look(subscription=replace(NSW, lag_seconds=61.0))) == [("lag", Severity.WARNING)]
     assert kinds(look(subscription=replace(NSW, lag_bytes=401))) == [("lag", Severity.CRITICAL)]
     for days, severity in (("08", Severity.WARNING), ("02", Severity.CRITICAL)):
-        old = replace(NSW, last_validation_at=f"2026-01-{days}T00:00:00+00:00")
+        old = replace(NSW, proven_at=f"2026-01-{days}T00:00:00+00:00")
         assert kinds(look(subscription=old)) == [("proof age", severity)]
-    never = replace(NSW, last_validation=None, last_validation_at=None)
+    never = replace(NSW, last_validation=None, last_validation_at=None, proven_at=None)
     assert kinds(look(subscription=never)) == [("proof age", Severity.WARNING)]
+
+
+def test_a_difference_stays_an_alarm_until_its_rows_are_compared_again() -> None:
+    difference = [("not consistent", Severity.CRITICAL)]
+    assert kinds(look(subscription=replace(NSW, last_validation="not consistent at 0/9"))) == difference
+    seen = look(tables=(TableStatus("nsw", "public.t", "ready", differing_buckets=1),))
+    assert kinds(seen) == difference
+    assert seen.alarms[0].message == "an earlier validation found a difference"
 
 
 def test_both_lags_are_one_alarm_with_the_worse_severity() -> None:

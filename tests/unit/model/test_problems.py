@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ NOW = dt.datetime(2026, 11, 25, 12, tzinfo=dt.UTC)
 SHOP = PublisherStatus("shop", "slot", "reserved", log_end=Lsn(1), state=PublisherState.READY)
 NSW = SubscriptionStatus(
     "nsw", "shop", lag_bytes=2 << 20, lag_seconds=600.0, state=SubscriptionState.READY,
-    last_validation_at="2026-11-24T12:00:00+00:00",
+    last_validation_at="2026-11-25T10:00:00+00:00", proven_at="2026-11-24T12:00:00+00:00",
 )  # fmt: skip
 
 
@@ -74,6 +75,7 @@ def test_publisher(publisher: PublisherStatus, remedy: str) -> None:
         ),
         (replace(NSW, error="not captured: public.t"), "not captured: public.t"),
         (replace(NSW, last_validation="not consistent at 0/1"), "cdc-replay refresh nsw --reconcile"),
+        (replace(NSW, last_validation="error at 0/1"), "the last validation: error at 0/1"),
     ],
 )
 def test_subscription(subscription: SubscriptionStatus, remedy: str) -> None:
@@ -97,7 +99,7 @@ def test_parked_table_continues_by_resume_or_by_a_copy() -> None:
         ("11min", None, ""),
         ("1MB", None, "it lags by 2048 kB, at most 1024 kB are allowed"),
         ("2MB", None, ""),
-        (None, "23h", "it was validated 24 h ago, at most 23 h are allowed"),
+        (None, "23h", "its proof is 24 h old, at most 23 h are allowed"),
         (None, "1d", ""),
     ],
 )
@@ -108,11 +110,41 @@ def test_bounds(max_lag: str | None, max_age: str | None, wrong: str) -> None:
 
 
 def test_what_is_not_known_exceeds_each_bound() -> None:
-    unknown = replace(NSW, lag_seconds=None, lag_bytes=None, last_validation_at=None)
+    unknown = replace(NSW, lag_seconds=None, lag_bytes=None, last_validation_at=None, proven_at=None)
     bounds = Bounds(dt.timedelta(hours=1), 1 << 30, dt.timedelta(days=1))
     found = told(SHOP, unknown, bounds=bounds)
     assert found.count("the lag is unknown") == 2
     assert "it was never validated" in found
+
+
+def test_a_validation_of_a_part_is_no_proof_of_the_rest() -> None:
+    recent = replace(NSW, proven_at=None, last_validation="no difference in what was compared at 0/1")
+    assert "not all of its rows are proven" in told(SHOP, recent, bounds=Bounds.parse(None, "1d"))
+
+
+@pytest.mark.parametrize(
+    ("table", "wrong"),
+    [
+        ({"proven_at": "2026-11-25T11:00:00+00:00"}, ""),
+        ({"proven_at": "2026-11-23T12:00:00+00:00"}, "table public.t: its proof is 2 days old, at most 24 h"),
+        ({"proof": "not proven: 9 of 256 buckets were never compared"}, "public.t: not proven: 9 of 256"),
+        ({}, "table public.t: never validated, at most 24 h are allowed"),
+    ],
+)
+def test_tables_have_bounds_of_their_own(table: dict[str, Any], wrong: str) -> None:
+    status = replace(TableStatus("nsw", "public.t", "replayed"), max_proof_age_seconds=86400.0, **table)
+    found = told(SHOP, NSW, status)
+    assert wrong in found
+    assert bool(found) == bool(wrong)
+
+
+def test_a_difference_stays_wrong_although_the_last_validation_looked_elsewhere() -> None:
+    table = TableStatus(
+        "nsw", "public.t", "replayed", proof="not proven: 2 of 256 buckets differ", differing_buckets=2
+    )
+    recent = replace(NSW, last_validation="no difference in what was compared at 0/1")
+    assert "2 of 256 buckets differ" in told(SHOP, recent, table)
+    assert "--tables public.t --repair" in told(SHOP, recent, table)
 
 
 @pytest.mark.parametrize(("max_lag", "max_age"), [("soon", None), (None, "1GB"), ("1.5h", None)])

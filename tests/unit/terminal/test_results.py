@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +48,23 @@ def validated(*, success: bool) -> results.ValidateResult:
         )
     )
     report = Path("/srv/a/long/path/of/expectations/gx/uncommitted/reports/nsw/0-2A2B3C.html")
-    return results.ValidateResult("nsw", A, B, 3.0, success, tables, report, report, None)  # type: ignore[arg-type]
+    outcome = "consistent" if success else "not consistent"
+    result = results.ValidateResult("nsw", A, B, 3.0, success, tables, report, report, None)  # type: ignore[arg-type]
+    return dataclasses.replace(result, outcome=outcome)
+
+
+def validated_in_part(**values: Any) -> results.ValidateResult:
+    left = {
+        "reason": "not due",
+        "table": "public.big",
+        "proof": "proven through 0/1",
+        "proven_at": "2026-11-01",
+    }
+    left_out = (left, {**left, "reason": "not reached"})
+    made = dataclasses.replace(
+        validated(success=True), is_partial=True, left_out=left_out, not_reached=("public.big",)
+    )
+    return dataclasses.replace(made, **values)
 
 
 SCREENS: dict[str, tuple[Result, str]] = {
@@ -165,6 +183,42 @@ SCREENS: dict[str, tuple[Result, str]] = {
             "  public.t  for information only: its DELETEs are not published\n"
             "  report    /srv/a/long/path/of/expectations/gx/uncommitted/reports/nsw/0-2A2B3C.html\n"
             "`cdc-replay validate nsw --repair --dry-run` counts what makes them equal.\n"
+        ),
+    ),
+    "no difference in a part": (
+        validated_in_part(),
+        (
+            "nsw has no difference at 0/2A2B3C in what was compared: 2 tables, 20 rows, 3.0 s\n"
+            "  public.t     for information only: its DELETEs are not published\n"
+            "  not reached  public.big\n"
+            "  not due      public.big: proven through 0/1, at 2026-11-01\n"
+            "  report       /srv/a/long/path/of/expectations/gx/uncommitted/reports/nsw/0-2A2B3C.html\n"
+        ),
+    ),
+    "nothing due": (
+        validated_in_part(tables=(), not_reached=(), left_out=()),
+        (
+            "nsw has nothing to compare at 0/2A2B3C, 3.0 s\n"
+            "  report  /srv/a/long/path/of/expectations/gx/uncommitted/reports/nsw/0-2A2B3C.html\n"
+        ),
+    ),
+    "not judged": (
+        dataclasses.replace(
+            validated(success=True),
+            outcome="error",
+            tables=(
+                {
+                    "success": False,
+                    "publisher_rows": None,
+                    "has_error": True,
+                    "table": "public.t",
+                    "notes": [],
+                },
+            ),
+        ),
+        (
+            "nsw could not be judged at 0/2A2B3C: 1 of 1 table could not be compared, 3.0 s\n"
+            "  report  /srv/a/long/path/of/expectations/gx/uncommitted/reports/nsw/0-2A2B3C.html\n"
         ),
     ),
     "verify-log": (

@@ -8,13 +8,25 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
+
 from cdc_replay.compare.difference import Difference, DifferenceKind
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.proof import TableProof
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.subscriber.history import ValidationRecord
+from cdc_replay.subscriber.proofs import TableRecord
 from cdc_replay.validate.html_report import LATEST, render, write_page
 from cdc_replay.validate.report_context import ReportContext, ReportLinks, first_sentence
-from cdc_replay.validate.verdict import Check, CheckKind, TableVerdict, Verdict
+from cdc_replay.validate.verdict import (
+    Check,
+    CheckKind,
+    LeftOut,
+    LeftReason,
+    Outcome,
+    TableVerdict,
+    Verdict,
+)
 
 NOW = dt.datetime(2013, 7, 1, 12, 30, tzinfo=dt.UTC)
 
@@ -99,6 +111,77 @@ def test_error_is_not_shown_as_a_difference() -> None:
 
     assert "division by zero" in text
     assert "differs" not in text
+
+
+BROKEN = replace(EQUAL, checks=(Check(CheckKind.CONTENT, success=False, observed="", error="out of memory"),))
+"""A table whose rows were read, and one of whose checks raised."""
+
+
+@pytest.mark.parametrize("broken", [BROKEN, replace(UNREADABLE, is_broken=True)])
+def test_what_could_not_be_judged_is_neither_consistent_nor_a_difference(broken: TableVerdict) -> None:
+    judged = verdict(EQUAL, broken)
+    assert (judged.outcome, judged.success, broken.can_be_repaired) == (Outcome.ERROR, False, False)
+    text = page(EQUAL, broken)
+    assert "nsw: error at 16/B374D848" in text
+    assert "it could not be judged whether" in text
+    assert '<span class="badge bad">error</span>' in text
+    assert all(word not in text for word in ("differs", "not consistent", ">consistent"))
+    # A difference that is known outweighs it.
+    assert verdict(DIFFERING, broken).outcome is Outcome.NOT_CONSISTENT
+
+
+def test_a_part_is_never_called_consistent() -> None:
+    part = replace(EQUAL, compared_buckets=13, chosen_buckets=20)
+    left = tuple(
+        LeftOut(QualifiedName("public", f"<{reason.name}>"), reason, TableProof.nothing())
+        for reason in LeftReason
+    )
+    assert verdict(part).is_partial  # a sample of every table is a part, too
+    assert "nsw: no difference in what was compared at 16/B374D848" in page(part)
+    judged = replace(verdict(part), left_out=left)
+    assert (judged.success, judged.is_partial) == (True, True)
+    assert judged.describe_not_reached() == (
+        "public.flights: 7 of 20 chosen buckets", "public.<NOT_REACHED>",
+    )  # fmt: skip
+    text = render(judged, replace(CONTEXT, unknown=("public.<gone>",)), now=NOW, run_link="r", index_link="i")
+    assert "nsw: no difference in what was compared at 16/B374D848" in text
+    assert "a sample of one table. Nothing is claimed of the rest." in text
+    assert "equal in part" in text
+    assert "7 of 20 chosen buckets were not reached" in text
+    assert "public.&lt;gone&gt; is planned in the configuration" in text
+    for reason in LeftReason:
+        assert f'public.&lt;{reason.name}&gt;</td><td><span class="badge info">{reason.value}</span>' in text
+    assert ">consistent<" not in text
+
+
+def test_a_proof_that_is_too_old_is_told_apart_from_a_difference() -> None:
+    age = Check(
+        CheckKind.PROOF_AGE, success=False, observed="the proof is 9 days old, at most 7 days are allowed"
+    )
+    left = LeftOut(QualifiedName("public", "t"), LeftReason.NOT_DUE, TableProof.nothing(), age)
+    for judged in (
+        replace(verdict(EQUAL), left_out=(left,)),
+        verdict(replace(EQUAL, checks=(*EQUAL.checks, age))),
+    ):
+        assert (judged.outcome, judged.success) == (Outcome.TOO_OLD, False)
+        assert "age of the proof: the proof is 9 days old" in "\n".join(judged.describe_failures())
+        text = render(judged, CONTEXT, now=NOW, run_link="r", index_link="i")
+        assert "the last proof of some tables is older than it may be" in text
+        assert "differs" not in text
+
+
+def test_each_table_has_its_trend() -> None:
+    records = tuple(
+        TableRecord(
+            "public", "flights", NOW - dt.timedelta(hours=hours), "0/1", 64, 10, hours == 2, 1 << 20, 1.0,
+            None, "0/1", NOW,
+        )
+        for hours in (1, 2)
+    )  # fmt: skip
+    text = page(EQUAL, context=replace(CONTEXT, table_history={EQUAL.name: records}))
+    assert "Its last 3 validations compared all rows 1.5 times" in text
+    assert text.count('class="fails"') == 1
+    assert "1 rows differ in 64 of 256 buckets, 10 rows, 1024 kB, 1.0 s; proven through 0/1" in text
 
 
 def test_page_gives_the_number_of_keys_if_there_are_more() -> None:

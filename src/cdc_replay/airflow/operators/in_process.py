@@ -25,14 +25,24 @@ from cdc_replay.airflow.report_links import report_links
 from cdc_replay.airflow.task_lineage import Flow, TaskLineage
 from cdc_replay.airflow.template_values import is_set, table_names
 from cdc_replay.config import Config, GroupConfig
-from cdc_replay.errors import ChangeLogMissing, NotConsistent
+from cdc_replay.errors import (
+    CdcReplayError,
+    ChangeLogMissing,
+    InvalidConfiguration,
+    NotConsistent,
+    NotValidated,
+    ProofTooOld,
+)
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.size import parse_size
+from cdc_replay.model.validation_scope import ValidationScope, parse_share
 from cdc_replay.private_files import private_umask
 from cdc_replay.termination import end_now
 
 if TYPE_CHECKING:
     from cdc_replay.changelog.log import ChangeLog
+    from cdc_replay.model.results import ValidateResult
 
 SETTLE_SECONDS: Final = 5
 """How long Airflow may take to create the replay run of a capture that has just ended."""
@@ -211,24 +221,43 @@ class WatchOperator(BaseBranchOperator):
 class ValidateOperator(TellsLineage, CommandOperator):
     """Prove with Great Expectations that the subscriber is consistent; fail if it is not.
 
+    Something that could not be judged is retried; a difference, or a proof that is too old, is not.
+
     :param subscription: name of the subscription in the configuration (templated)
+    :param tables: only these, each as schema.table; a text is a JSON array (templated)
+    :param due: without tables, only what is due by the configuration; default: all tables (templated)
+    :param sample: only this share of each table's rows, such as 5% (templated)
+    :param max_seconds: budget in seconds of comparing (templated)
+    :param max_bytes: budget in bytes of the publisher's tables, such as 50GB (templated)
     :param repair: if rows differ, write them as they are published, and prove it again (templated)
     :param is_dry_run: of a repair, only count what would be written (templated)
     """
 
-    template_fields: Sequence[str] = ("subscription", "repair", "is_dry_run")
+    template_fields: Sequence[str] = (
+        *("subscription", "tables", "due", "sample", "max_seconds", "max_bytes", "repair", "is_dry_run"),
+    )
     operator_extra_links = (ValidationReportLink(), StatusPageLink())
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the options of the command
         self,
         *,
         subscription: str,
+        tables: Sequence[str] | str = (),
+        due: bool | str = False,
+        sample: str | None = None,
+        max_seconds: float | str | None = None,
+        max_bytes: str | None = None,
         repair: bool | str = False,
         is_dry_run: bool | str = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.subscription = subscription
+        self.tables = tables
+        self.due = due
+        self.sample = sample
+        self.max_seconds = max_seconds
+        self.max_bytes = max_bytes
         self.repair = repair
         self.is_dry_run = is_dry_run
 
@@ -236,27 +265,58 @@ class ValidateOperator(TellsLineage, CommandOperator):
         from cdc_replay.commands.validate import validate, validate_and_repair
         from cdc_replay.terminal.results import repair_rows
 
-        links = report_links(self.subscription, context)
+        links, scope = report_links(self.subscription, context), self.scope()
         if is_set(self.repair):
             is_dry_run = is_set(self.is_dry_run)
-            result = validate_and_repair(config, self.subscription, dry_run=is_dry_run, links=links)
+            result = validate_and_repair(
+                config, self.subscription, scope=scope, dry_run=is_dry_run, links=links
+            )
         else:
-            result = validate(config, self.subscription, links=links)
+            result = validate(config, self.subscription, scope=scope, links=links)
+        for text in result.not_reached:
+            self.log.warning("not reached: %s", text)
         for label, text in repair_rows(result):
             self.log.info("%s: %s", label, text)
         context["ti"].xcom_push(key=REPORT, value=f"{self.subscription}/{result.report.name}")
         metrics.of_validation(result)
         self.results = (result.to_dict(),)
         if result.error is not None:
-            raise NotConsistent(
-                f'subscription "{self.subscription}" is not consistent at {result.to_lsn}',
-                detail=result.error,
-                hint=f"The report is {result.report}.",
-            )
+            raise _failure(result)
         return result.to_dict()
 
     def lineage(self) -> TaskLineage:
         return TaskLineage(Flow.VALIDATE, (self.subscription,), results=self.results)
+
+    def scope(self) -> ValidationScope:
+        """What the run compares.
+
+        Raises:
+            InvalidConfiguration: if an argument has another form.
+        """
+        tables = table_names(self.tables)
+        try:
+            return ValidationScope(
+                tables,
+                parse_share(self.sample) if self.sample else None,
+                float(self.max_seconds) if self.max_seconds else None,
+                parse_size(self.max_bytes) if self.max_bytes else None,
+                is_due=is_set(self.due) and not tables,
+            )
+        except ValueError as error:
+            raise InvalidConfiguration(f"a validation cannot be limited like this: {error}") from None
+
+
+def _failure(result: ValidateResult) -> CdcReplayError:
+    """The error of a validation that did not succeed."""
+    error_class, text = {
+        "error": (NotValidated, "could not be judged"),
+        "proof too old": (ProofTooOld, "has a proof that is too old"),
+    }.get(result.outcome, (NotConsistent, "is not consistent"))
+    return error_class(
+        f'subscription "{result.subscription}" {text} at {result.to_lsn}',
+        detail=result.error,
+        hint=f"The report is {result.report}.",
+    )
 
 
 class ResumeOperator(CommandOperator):

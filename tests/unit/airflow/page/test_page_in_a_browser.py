@@ -210,6 +210,25 @@ def test_a_row_is_explained_for_those_who_may_validate(server: Server, browser_p
     assert [text for text in complaints if "422" not in text] == []
 
 
+def test_tables_show_their_proof_and_its_trend(server: Server, browser_page: Page) -> None:
+    server.show(browser_page, "newark")
+    cell = browser_page.locator("tr", has_text="public.airlines").locator("td").nth(3)
+    assert cell.inner_text().split() == ["proven", "40", "min", "ago"]
+    assert cell.locator(".proofs span").count() == 4
+    assert cell.locator(".proofs span.differs").count() == 1
+    title = cell.locator(".proofs span.differs").get_attribute("title") or ""
+    assert title.endswith("3 rows differ in 64 of 256 buckets, 16 rows, 0.1 s")
+    assert browser_page.get_by_text("not all proven").count() > 0
+
+
+def test_the_button_validates_everything(server: Server, browser_page: Page) -> None:
+    server.show(browser_page, "newark")
+    browser_page.get_by_role("button", name="Validate").click()
+    browser_page.get_by_role("button", name="Run", exact=True).click()
+    browser_page.get_by_text("validate__newark was triggered").wait_for()
+    assert [run["conf"] for _, run in server.triggered] == [{"due": False, "repair": False, "dry_run": True}]
+
+
 def test_a_refusal_of_airflow_is_shown(server: Server, browser_page: Page) -> None:
     server.refusal = "Forbidden"
     server.show(browser_page, "newark")

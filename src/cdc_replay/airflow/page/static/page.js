@@ -221,9 +221,13 @@ function stateBadge(row) {
 }
 
 function proof(row) {
-  const last = (page.details.get(row.subscription)?.validations || [])[0];
-  if (last) return [badge(last.consistent ? "good" : "bad", last.consistent ? "proven" : "differs"), " ", age(last.finished)];
-  return [row.last_validation || "never proven", row.last_validation_at ? [" ", age(row.last_validation_at)] : null];
+  // The proof is the oldest of the tables'. A validation that has just held may have compared a part only.
+  const details = page.details.get(row.subscription), last = (details?.validations || [])[0];
+  const provenAt = details?.tables ? details.proven_at : row.proven_at;
+  if (last && !last.consistent) return [badge("bad", "differs"), " ", age(last.finished)];
+  if (provenAt) return [badge("good", "proven"), " ", age(provenAt)];
+  if (last || row.last_validation_at) return [badge("warn", "not all proven"), " ", age(last ? last.finished : row.last_validation_at)];
+  return [row.last_validation || "never proven"];
 }
 
 function summary(row) {
@@ -288,7 +292,7 @@ function buttons(row, details) {
   const { replay, validate, refresh, backfill } = details.dags;
   return node("div", { class: "buttons" },
     action(replay, "Replay now", "Applies the change log to all subscriptions of the group, up to its end."),
-    action(validate, "Validate", "Compares both sides at one position and writes a report.", {}, {
+    action(validate, "Validate", "Compares both sides at one position and writes a report.", { due: false }, {
       repair: ["Repair: if rows differ, insert, update and delete rows until all are as published", false],
       dry_run: ["Dry run of a repair: write no row, and count in the task's log", true],
     }),
@@ -309,10 +313,22 @@ function tableRows(row, details) {
     return [known.table,
       [badge(kind, known.state), copy ? copyProgress(copy) : null, status?.notice ? node("p", { class: "notice", text: status.notice }) : null],
       known.applied_lsn || "–",
+      tableProof(known),
       known.filters === null ? (known.columns.length ? "all rows" : "not copied yet")
         : ["rows where ", known.filters.flatMap((filter, index) => [index ? " or " : null, node("code", { text: filter })])],
       copyAgain(details.dags.snapshot, known.table)];
   });
+}
+
+function tableProof(known) {
+  if (known.proof === null) return "–";
+  const marks = (known.validations || []).map((done) => {
+    const outcome = done.error ? `error: ${done.error}` : done.differing_rows ? `${done.differing_rows} rows differ` : "no difference";
+    const label = `${timeText(done.finished)}: ${outcome} in ${done.buckets} of 256 buckets, ${countText(done.row_count)} rows, ${durationText(done.seconds)}`;
+    return node("span", { class: done.error || done.differing_rows ? "differs" : null, title: label, role: "img", "aria-label": label });
+  });
+  return node("div", {}, known.proven_at ? [badge("good", "proven"), " ", age(known.proven_at)] : node("span", { class: "notice", text: known.proof }),
+    marks.length ? node("div", { class: "proofs small" }, marks) : null);
 }
 
 function copyProgress(copy) {
@@ -330,7 +346,7 @@ function windowRows(details) {
 
 function validationRows(row, details) {
   return (details.validations || []).slice(0, 5).map((done) => [age(done.finished),
-    badge(done.consistent ? "good" : "bad", done.consistent ? "consistent" : "differs"), done.lsn,
+    badge(done.consistent ? "good" : "bad", done.consistent ? (done.is_partial ? "no difference in a part" : "consistent") : "differs"), done.lsn,
     `${done.tables - done.differing_tables} of ${done.tables}`, countText(done.differing_rows), durationText(done.seconds),
     reportLink(row.subscription, done.report, "report")]);
 }
@@ -359,7 +375,7 @@ function subscriptionBody(row) {
   return [problems(row, details), buttons(row, details), charts(row, details),
     (details.validations || []).length ? [node("h4", { text: "Proofs" }), proofs(row, details)] : null,
     section("", validationRows(row, details), ["When", "Result", "At", "Tables that hold#", "Differing rows#", "Took#", "Report"]).slice(1),
-    section("Tables", tableRows(row, details), ["Table", "State", "Applied", "Filter", ""]),
+    section("Tables", tableRows(row, details), ["Table", "State", "Applied", "Proof", "Filter", ""]),
     section("Windows", windowRows(details), ["When", "Range", "Changes read#", "Filtered out#", "UPDATE to INSERT#",
       "UPDATE to DELETE#", "Rows applied#", "Conflicts#", "Took#", ""]),
     section("Runs", runRows(details), ["Run", "DAG", "State", "Started", "Took#"])].flat(2);
