@@ -37,6 +37,8 @@ from cdc_replay.model.status import (
 )
 
 _DOCTOR: Final = "Run `cdc-replay doctor`, which says what each server lacks."
+LOG_MISSING: Final = "Bring the folder back; `cdc-replay doctor` says where it is looked for."
+"""The way out where a slot has lost its change log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,9 @@ class Bounds:
 
 def find_problems(status: StatusResult, bounds: Bounds, now: dt.datetime) -> tuple[Problem, ...]:
     """The problems of the publishers, then of the subscriptions, in the order of the status."""
-    problems = [problem for publisher in status.publishers for problem in _of_publisher(publisher)]
+    problems: list[Problem] = []
+    for publisher in status.publishers:
+        problems += [*_of_publisher(publisher), *_log_missing(publisher)]
     for subscription in status.subscriptions:
         tables = [table for table in status.tables if table.subscription == subscription.subscription]
         problems += _of_subscription(subscription, tables)
@@ -114,6 +118,13 @@ def _of_publisher(publisher: PublisherStatus) -> Iterator[Problem]:
             yield Problem(f"publisher {name}", message, f"Run `cdc-replay capture {name}` now.")
         case PublisherState.READY:
             pass
+
+
+def _log_missing(publisher: PublisherStatus) -> Iterator[Problem]:
+    has_slot = publisher.state in {PublisherState.READY, PublisherState.NEAR_LOST}
+    if has_slot and publisher.log_end is None:
+        message = f"replication slot {publisher.slot} exists, but its change log is missing"
+        yield Problem(f"publisher {publisher.publisher}", message, LOG_MISSING)
 
 
 def _of_subscription(subscription: SubscriptionStatus, tables: Iterable[TableStatus]) -> Iterator[Problem]:
