@@ -246,7 +246,7 @@ def test_a_proof_that_is_too_old_and_one_that_failed(planted: Planted) -> None:
     planted.bounds = {"max_proof_age": "24h"}
     validated(True, "30 hours")
     alarm = planted.check_once("subscription nsw: proof age")
-    assert alarm["message"] == "it was validated 30 h ago, at most 24 h are allowed"
+    assert alarm["message"] == "its proof is 30 h old, at most 24 h are allowed"
     validated(True, "1 hour")
     planted.check_resolved("subscription nsw: proof age")
     validated(False, "1 hour")
