@@ -175,8 +175,12 @@ def _of_subscription(
         if subscription.lag_seconds is None or subscription.lag_bytes is None:
             hidden = frozenset({AlarmKind.LAG})
     if subscription.state is not SubscriptionState.NEW:
-        alarms += _differences(subscription, subject, tables)
-        alarms += _of_proof(subscription, subject, bounds, now)
+        if differences := tuple(_differences(subscription, subject, tables)):
+            # Rows that differ are not proven: that is one alarm, not two.
+            alarms += differences
+            hidden |= {AlarmKind.PROOF_AGE}
+        else:
+            alarms += _of_proof(subscription, subject, bounds, now)
     return Observed(tuple(alarms), frozenset((subject, kind) for kind in hidden))
 
 

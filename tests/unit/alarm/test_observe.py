@@ -106,7 +106,9 @@ def test_lag_and_proof_are_critical_beyond_four_times_the_bound() -> None:
 
 def test_a_difference_stays_an_alarm_until_its_rows_are_compared_again() -> None:
     difference = [("not consistent", Severity.CRITICAL)]
-    assert kinds(look(subscription=replace(NSW, last_validation="not consistent at 0/9"))) == difference
+    wrong = replace(NSW, last_validation="not consistent at 0/9", proven_at=None)
+    assert kinds(look(subscription=wrong)) == difference
+    assert is_unknown(look(subscription=wrong), "subscription nsw", "proof age")
     seen = look(tables=(TableStatus("nsw", "public.t", "ready", differing_buckets=1),))
     assert kinds(seen) == difference
     assert seen.alarms[0].message == "an earlier validation found a difference"
