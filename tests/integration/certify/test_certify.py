@@ -209,6 +209,7 @@ def test_an_unsent_value_that_native_loses_is_named_and_does_not_fail(twin: Twin
     assert certified.differences == {}
 
 
+@pytest.mark.slow
 def test_rows_of_before_that_the_publications_do_not_determine_are_named(twin: Twin) -> None:
     """R9.12 and R7.5: a filter that was changed, and DELETEs that are not published, before the run."""
     tables = "create table f (id int primary key); create table d (id int primary key)"
@@ -234,6 +235,7 @@ def test_rows_of_before_that_the_publications_do_not_determine_are_named(twin: T
     assert (deleted.deviation, deleted.keys) == (Deviation.ACTIONS_NOT_PUBLISHED, ("id=2",))
 
 
+@pytest.mark.slow
 def test_tables_that_cannot_be_compared_are_named_with_the_reason(twin: Twin) -> None:
     tables = "create table t (id int primary key); create table own (id int primary key, v text)"
     twin.publisher.run(f"""
@@ -373,6 +375,7 @@ def test_an_error_removes_everything_and_passes(
     assert_nothing_is_left(twin, temporary_folder)
 
 
+@pytest.mark.slow
 def test_it_waits_for_another_process_that_works_on_the_subscription(twin: Twin) -> None:
     twin.publisher.run(f"{T}; create publication p for table t; insert into t values (1, 1, '')")
     twin.subscribe("s", "p", tables=T, native=False)
@@ -396,6 +399,7 @@ def test_it_waits_for_another_process_that_works_on_the_subscription(twin: Twin)
     assert (waited.is_set(), result.success) == (True, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_signal_ends_the_time_early_and_no_secret_is_shown(
     twin: Twin, temporary_folder: Path, tmp_path: Path, number: signal.Signals
@@ -424,6 +428,7 @@ def test_a_signal_ends_the_time_early_and_no_secret_is_shown(
     assert_nothing_is_left(twin, temporary_folder)
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_it_and_nothing_is_left(
     twin: Twin, temporary_folder: Path, tmp_path: Path
 ) -> None:
@@ -442,6 +447,7 @@ def test_a_second_signal_ends_it_and_nothing_is_left(
     assert twin.publisher.rows(SLOTS) == []
 
 
+@pytest.mark.slow
 def test_native_that_cannot_apply_is_an_error_that_says_why(
     twin: Twin, temporary_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
