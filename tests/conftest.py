@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import pytest
+import pytest
 
 pytest_plugins = [
     "fixtures.alarm_sinks",
@@ -32,3 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
     os.environ["TMPDIR"] = os.environ["SPARK_LOCAL_DIRS"] = os.environ["XDG_STATE_HOME"] = folder
     os.environ["JDK_JAVA_OPTIONS"] = f"-Djava.io.tmpdir={folder}"
+
+
+@pytest.fixture(autouse=True)
+def _default_log_level() -> None:
+    """A command line that another test has run in this process has set its own."""
+    logging.getLogger("cdc_replay").setLevel(logging.NOTSET)
