@@ -57,7 +57,10 @@ from cdc_replay.subscriber.target_tables import TargetTable
 _DUPLICATE: Final = (pg.UniqueViolation, pg.ExclusionViolation)
 
 MIN_ROWS_TO_SAMPLE: Final = 100_000
-"""From this number of joined rows on, the physical order of `SAMPLED_ROWS` of them is measured."""
+"""From this number of joined rows on, the physical order of `SAMPLED_ROWS` of them is measured.
+
+Without that, a million changes of distinct keys take 13 % longer.
+"""
 SAMPLED_ROWS: Final = 250
 MIN_CORRELATION: Final = 0.4
 """Rows are in key order if `Statements.physical_order` is at least this; in random order it is about 0."""
