@@ -5,8 +5,8 @@ checked. The keys are usually new, greater than every key of the target, which i
 tasks send these keys to the driver, a byte or two each, and the driver stages those that are not greater than
 the target's maximum (`replay.apply.merge`).
 
-For one subscription that gains nothing. Eight that let the same rows through take 15 % longer if each stages all
-of these keys.
+For one subscription that gains nothing. Eight that let the same rows through take 15 % longer if each stages
+all of these keys.
 """
 
 from __future__ import annotations
