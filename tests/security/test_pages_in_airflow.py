@@ -127,7 +127,9 @@ def pages(publisher_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) 
     )
     try:
         with Airflow(home / "airflow", settings) as airflow, airflow.client() as client:
-            wait_for(lambda: {"validate__nsw", "snapshot__nsw"} <= set(client.dag_ids()), "the DAGs", 60)
+            per_subscription = ("validate", "snapshot", "refresh", "backfill", "resume")
+            wanted = {"capture__shop", "replay__shop", *(f"{verb}__nsw" for verb in per_subscription)}
+            wait_for(lambda: wanted <= set(client.dag_ids()), "the DAGs", 60)
             yield Pages(airflow, uncommitted / "reports")
     finally:
         mute.close()
