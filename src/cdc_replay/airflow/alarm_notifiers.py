@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -88,8 +89,9 @@ class _TaskNotifier(BaseNotifier):
         except Exception:
             self.log.exception("an alarm is not told")
 
+    @abstractmethod
     def _tell(self, config: Config, context: Context) -> None:
-        raise NotImplementedError
+        """Tell the channels what has become of the task."""
 
 
 class AlarmNotifier(_TaskNotifier):

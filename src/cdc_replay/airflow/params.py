@@ -55,14 +55,9 @@ def snapshot_params() -> ParamsDict:
     """`tables`."""
     return ParamsDict(
         {
-            "tables": Param(
-                [],
-                type="array",
-                items={"type": "string", "pattern": TABLE},
-                uniqueItems=True,
-                title="Tables",
-                description="Copy these tables again, each as schema.table. Empty: the tables that need it.",
-            )
+            "tables": _tables(
+                "Copy these tables again, each as schema.table. Empty: the tables that need it."
+            ),
         }
     )
 
@@ -71,24 +66,16 @@ def resume_params() -> ParamsDict:
     """`tables`, `skip`, `accept_null`."""
     return ParamsDict(
         {
-            "tables": Param(
-                [],
-                type="array",
-                items={"type": "string", "pattern": TABLE},
-                uniqueItems=True,
-                title="Tables",
-                description="Resume these parked tables, each as schema.table. Empty: the subscription.",
-            ),
+            "tables": _tables("Resume these parked tables, each as schema.table. Empty: the subscription."),
             "skip": _optional_lsn(
                 "Leave out the whole transaction that ends here; the error and the page name it. Empty: it is"
                 " tried again.",
                 title="Skip",
             ),
-            "accept_null": Param(
+            "accept_null": _switch(
+                "Accept NULL",
+                "Store NULL for values of the transaction that were not sent and exist nowhere.",
                 default=False,
-                type="boolean",
-                title="Accept NULL",
-                description="Store NULL for values of the transaction that were not sent and exist nowhere.",
             ),
         }
     )
@@ -98,20 +85,12 @@ def validate_params() -> ParamsDict:
     """`tables`, `due`, `sample`, `max_seconds`, `max_bytes`, `repair`, `dry_run`."""
     return ParamsDict(
         {
-            "tables": Param(
-                [],
-                type="array",
-                items={"type": "string", "pattern": TABLE},
-                uniqueItems=True,
-                title="Tables",
-                description="Compare these tables only, each as schema.table. Empty: all that are due.",
-            ),
-            "due": Param(
-                default=True,
-                type="boolean",
-                title="What is due",
-                description="Without tables: compare those that are due, with the samples and the budget of"
+            "tables": _tables("Compare these tables only, each as schema.table. Empty: all that are due."),
+            "due": _switch(
+                "What is due",
+                "Without tables: compare those that are due, with the samples and the budget of"
                 " the configuration. Else all rows of all tables.",
+                default=True,
             ),
             "sample": Param(
                 None,
@@ -137,18 +116,16 @@ def validate_params() -> ParamsDict:
                 description="Read about so much of the publisher's tables.",
                 examples=["50GB"],
             ),
-            "repair": Param(
-                default=False,
-                type="boolean",
-                title="Repair",
-                description="If rows differ, insert, update and delete rows of the subscriber until it holds"
+            "repair": _switch(
+                "Repair",
+                "If rows differ, insert, update and delete rows of the subscriber until it holds"
                 " what is published, then validate again.",
+                default=False,
             ),
-            "dry_run": Param(
+            "dry_run": _switch(
+                "Dry run",
+                "Of a repair: write no row, and count in the task's log what would be written.",
                 default=True,
-                type="boolean",
-                title="Dry run",
-                description="Of a repair: write no row, and count in the task's log what would be written.",
             ),
         }
     )
@@ -158,18 +135,16 @@ def refresh_params() -> ParamsDict:
     """`reconcile`, `dry_run`."""
     return ParamsDict(
         {
-            "reconcile": Param(
-                default=False,
-                type="boolean",
-                title="Reconcile",
-                description="Also make every table equal what is published: insert and update rows, and"
+            "reconcile": _switch(
+                "Reconcile",
+                "Also make every table equal what is published: insert and update rows, and"
                 " delete all rows that the publisher lacks or that the row filter excludes.",
-            ),
-            "dry_run": Param(
                 default=False,
-                type="boolean",
-                title="Dry run",
-                description="Change nothing, and count in the task's log what would be changed.",
+            ),
+            "dry_run": _switch(
+                "Dry run",
+                "Change nothing, and count in the task's log what would be changed.",
+                default=False,
             ),
         }
     )
@@ -189,14 +164,8 @@ def backfill_params() -> ParamsDict:
                 "Up to and with this. Empty: what the subscriber has applied; for another database, the end"
                 " of the log.",
             ),
-            "tables": Param(
-                [],
-                type="array",
-                items={"type": "string", "pattern": TABLE},
-                uniqueItems=True,
-                title="Tables",
-                description="Only these tables, each as schema.table of the subscriber. Empty: all.",
-                section="Tables",
+            "tables": _tables(
+                "Only these tables, each as schema.table of the subscriber. Empty: all.", section="Tables"
             ),
             "into_conn_id": Param(
                 None,
@@ -206,11 +175,10 @@ def backfill_params() -> ParamsDict:
                 description="Airflow connection of a database to fill. Empty: repair the subscriber.",
                 section="Target",
             ),
-            "dry_run": Param(
+            "dry_run": _switch(
+                "Dry run",
+                "Only count what would be applied. The task `plan` shows the range in any case.",
                 default=True,
-                type="boolean",
-                title="Dry run",
-                description="Only count what would be applied. The task `plan` shows the range in any case.",
                 section="Effect",
             ),
         }
@@ -224,6 +192,22 @@ def unknown_params(given: Mapping[str, Any] | None, known: Mapping[str, Any]) ->
     """
     unknown = sorted((given or {}).keys() - known.keys())
     return json.dumps(unknown) if unknown else ""
+
+
+def _tables(description: str, **shown: Any) -> Param:
+    return Param(
+        [],
+        type="array",
+        items={"type": "string", "pattern": TABLE},
+        uniqueItems=True,
+        title="Tables",
+        description=description,
+        **shown,
+    )
+
+
+def _switch(title: str, description: str, *, default: bool, **shown: Any) -> Param:
+    return Param(default=default, type="boolean", title=title, description=description, **shown)
 
 
 def _position(title: str, description: str) -> Param:

@@ -19,11 +19,16 @@ _LONGEST_NAME: Final = 63
 
 def connect_follower(source: CaptureSource) -> AbstractContextManager[Connection]:
     """A session on the publisher which shows that its commits are being followed."""
-    return connect(source.dsn, purpose=f"follow {source.slot}")
+    return connect(source.dsn, purpose=_purpose(source))
 
 
 def has_follower(connection: Connection, source: CaptureSource) -> bool:
     """Whether there is such a session of the same role."""
-    name = f"cdc_replay follow {source.slot}"[:_LONGEST_NAME]
+    name = f"cdc_replay {_purpose(source)}"[:_LONGEST_NAME]
     [(is_followed,)] = connection.execute(_HAS_FOLLOWER, (name,)).fetchall()
     return bool(is_followed)
+
+
+def _purpose(source: CaptureSource) -> str:
+    """What `connect` puts into the name of the session."""
+    return f"follow {source.slot}"

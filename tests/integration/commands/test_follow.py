@@ -35,13 +35,6 @@ def following(twin: Twin, *names: str) -> Iterator[list[SyncResult]]:
         results += running.result(timeout=60)
 
 
-def wait_for_rows(twin: Twin, name: str, *ids: int) -> None:
-    def have_arrived() -> bool:
-        return [row[0] for row in twin.pairs[name].ours.rows("select id from t order by id")] == list(ids)
-
-    wait_for(have_arrived, f"rows {ids} in {name}", 60)
-
-
 def test_rows_arrive_as_they_are_committed_until_it_is_stopped(twin: Twin) -> None:
     twin.publisher.run(
         f"{T}; alter table t replica identity full; create publication p for table t where (a > 10);"
@@ -50,17 +43,17 @@ def test_rows_arrive_as_they_are_committed_until_it_is_stopped(twin: Twin) -> No
     twin.subscribe("s", "p", tables=T, native=False)
 
     with following(twin, "s") as results:
-        wait_for_rows(twin, "s", 1)
+        twin.wait_for_ids("s", 1)
         twin.publish("insert into t values (2, 12), (3, 3);\nupdate t set a = 13 where id = 3")
-        wait_for_rows(twin, "s", 1, 2, 3)
+        twin.wait_for_ids("s", 1, 2, 3)
         twin.publish("update t set a = 1 where id = 1")
-        wait_for_rows(twin, "s", 2, 3)
+        twin.wait_for_ids("s", 2, 3)
     twin.publish("insert into t values (4, 14)")
 
     [result] = results
     assert result.snapshot.rows == 1
     assert (result.replay.updates_to_insert, result.replay.updates_to_delete) == (1, 1)
-    wait_for_rows(twin, "s", 2, 3)
+    twin.wait_for_ids("s", 2, 3)
 
 
 def test_subscription_that_fails_stops_no_other_and_is_retried(twin: Twin) -> None:
@@ -70,13 +63,13 @@ def test_subscription_that_fails_stops_no_other_and_is_retried(twin: Twin) -> No
 
     with following(twin, "stuck", "good"):
         twin.publish("insert into t values (1, 1)")
-        wait_for_rows(twin, "stuck", 1)
+        twin.wait_for_ids("stuck", 1)
         twin.pairs["stuck"].ours.run("insert into t values (2, 0)")
         twin.publish("insert into t values (2, 2)")
         twin.publish("insert into t values (3, 3)")
-        wait_for_rows(twin, "good", 1, 2, 3)
+        twin.wait_for_ids("good", 1, 2, 3)
         twin.pairs["stuck"].ours.run("delete from t where id = 2")
-        wait_for_rows(twin, "stuck", 1, 2, 3)
+        twin.wait_for_ids("stuck", 1, 2, 3)
 
 
 def test_other_commands_take_their_turn_while_it_runs(twin: Twin) -> None:

@@ -18,13 +18,6 @@ pytestmark = pytest.mark.spark
 T = "create table t (id int primary key, a int)"
 
 
-def wait_for_rows(twin: Twin, name: str, *ids: int) -> None:
-    def have_arrived() -> bool:
-        return [row[0] for row in twin.pairs[name].ours.rows("select id from t order by id")] == list(ids)
-
-    wait_for(have_arrived, f"rows {ids} in {name}", 60)
-
-
 @pytest.fixture
 def followed(twin: Twin) -> Twin:
     twin.publisher.run(
@@ -43,11 +36,11 @@ def test_what_is_committed_meanwhile_is_applied_and_in_the_result(followed: Twin
             replay_and_follow, twin.config, ("s", "other"), seconds=8.0
         )
         twin.publish("insert into t values (1, 11), (2, 2)")
-        wait_for_rows(twin, "s", 1)
+        twin.wait_for_ids("s", 1)
         twin.publish("update t set a = 12 where id = 2")
-        wait_for_rows(twin, "other", 1, 2)
+        twin.wait_for_ids("other", 1, 2)
         twin.publish("update t set a = 1 where id = 1")
-        wait_for_rows(twin, "s", 2)
+        twin.wait_for_ids("s", 2)
         results = running.result(timeout=60)
 
     assert [result.subscription for result in results] == ["s", "other"]
@@ -75,7 +68,7 @@ def test_it_ends_early_where_the_slot_is_lost(followed: Twin, caplog: pytest.Log
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(replay_and_follow, twin.config, ("s",), seconds=600.0)
         twin.publish("insert into t values (1, 11)")
-        wait_for_rows(twin, "s", 1)
+        twin.wait_for_ids("s", 1)
         slot = twin.config.publisher("pub").slot
         wait_for(
             lambda: (
