@@ -147,7 +147,7 @@ def _certify(
     loaded = load(config, log_level)
     with finish_on_sigterm() as stop, show_progress(f"certify {subscription}") as report:
         result = certify(loaded, subscription, options, stop=stop, report=report)
-    return dataclasses.replace(outcome_of(result, as_json=as_json), view=certified(result))
+    return outcome_of(result, as_json=as_json, view=certified(result))
 
 
 @app.command("explain", rich_help_panel=LOOK)
@@ -162,7 +162,7 @@ def _explain(
     from cdc_replay.terminal.explain_view import explained
 
     result = explain(load(config, log_level), subscription)
-    return dataclasses.replace(outcome_of(result, as_json=as_json), view=explained(result))
+    return outcome_of(result, as_json=as_json, view=explained(result))
 
 
 @app.command("why", rich_help_panel=LOOK)
@@ -189,7 +189,7 @@ def _why(
 
     name = QualifiedName.parse(table)
     result = why(load(config, log_level), subscription, name, key, last=last, with_values=values)
-    return dataclasses.replace(outcome_of(result, as_json=as_json), view=row_explained(result))
+    return outcome_of(result, as_json=as_json, view=row_explained(result))
 
 
 @app.command("plan", rich_help_panel=LOOK)
@@ -235,7 +235,7 @@ def _plan(
     script, options = read_script(publications), PlanOptions(since, throwaway, bin_folder)
     with show_progress(f"plan {subscription}") as report:
         result = plan(loaded, subscription, script, options, report=report)
-    return dataclasses.replace(outcome_of(result, as_json=as_json), view=planned(result))
+    return outcome_of(result, as_json=as_json, view=planned(result))
 
 
 @app.command("status", rich_help_panel=LOOK)
@@ -291,7 +291,7 @@ def _alarms(
 
     loaded = load(config, log_level)
     result = try_channels(loaded) if test else alarms(loaded)
-    return dataclasses.replace(outcome_of(result, as_json=as_json), view=alarms_view(result))
+    return outcome_of(result, as_json=as_json, view=alarms_view(result))
 
 
 @app.command("verify-log", rich_help_panel=LOOK)

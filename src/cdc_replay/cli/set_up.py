@@ -50,7 +50,7 @@ def _init(
         file, publisher_dsn, subscriber_dsn, *names, tuple(publication or ()), overwrite=overwrite
     )
     result = initialize(options)
-    return dataclasses.replace(outcome_of(result, as_json=as_json), view=initialized(result))
+    return outcome_of(result, as_json=as_json, view=initialized(result))
 
 
 @app.command("doctor", rich_help_panel=SET_UP)
@@ -63,7 +63,7 @@ def _doctor(
 
     set_log_level(log_level)
     result = doctor(config)
-    return dataclasses.replace(outcome_of(result, as_json=as_json), view=diagnosis(result))
+    return outcome_of(result, as_json=as_json, view=diagnosis(result))
 
 
 @app.command("setup", rich_help_panel=SET_UP)

@@ -37,11 +37,11 @@ class CommandOutcome:
     """If there is an error."""
 
 
-def outcome_of(result: Result, *, as_json: bool) -> CommandOutcome:
-    """The outcome of one result; it fails if the result has an error."""
+def outcome_of(result: Result, *, as_json: bool, view: RenderableType | None = None) -> CommandOutcome:
+    """The outcome of one result, with its `view`; it fails if the result has an error."""
     form = result.to_dict()
     error = form.get("error")
-    return CommandOutcome(form, as_json, str(error) if error else None, _in_words([result]))
+    return CommandOutcome(form, as_json, str(error) if error else None, _in_words([result]), view)
 
 
 def outcome_of_all(results: Sequence[Result], *, as_json: bool) -> CommandOutcome:
