@@ -100,7 +100,14 @@ def test_a_capture_that_finds_nothing_new_starts_no_replay(pipeline: Pipeline) -
     assert all("to_lsn" in extra for extra in before)
 
 
-@pytest.mark.parametrize("extra", [{"to_lsn": "FFFFFFFF/0"}, {"to_lsn": "all of it"}, {}])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"to_lsn": "FFFFFFFF/0"},
+        pytest.param({"to_lsn": "all of it"}, marks=pytest.mark.slow),
+        pytest.param({}, marks=pytest.mark.slow),
+    ],
+)
 def test_an_event_that_somebody_made_by_hand_hides_no_changes(
     pipeline: Pipeline, extra: dict[str, str]
 ) -> None:

@@ -85,6 +85,7 @@ def test_airflow_finds_connection_types_and_their_test_asks_the_server(
         "cdc_replay.airflow.links.SparkHistoryLink",
         "cdc_replay.airflow.links.StatusPageLink",
         "cdc_replay.airflow.links.ValidationReportLink",
+        "cdc_replay.airflow.links.WindowLink",
     ]
     publisher, subscriber, nowhere, unknown = answer["tests"]
     assert publisher[0]

@@ -37,6 +37,7 @@ def bench(out: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_small_backlog_is_drained_by_all_and_their_tables_are_equal(tmp_path: Path) -> None:
     [measured] = bench(tmp_path, "hot_keys", "--rows", "5000")["workloads"]
     assert set(measured["runs"]) == SIDES | {"pg_recvlogical"}

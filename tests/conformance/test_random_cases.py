@@ -30,7 +30,7 @@ from embedded.postgres import Cluster
 from fixtures.native import NativeStandsStill, NativeSubscription
 from fixtures.postgres import Database
 
-CI_SEED, CI_CASES = 20261162, 20
+CI_SEED, CI_CASES = 20261162, 12
 SLOW_SEED, SLOW_CASES = 20262000, 300
 
 DAMAGED_SEED = 20261164

@@ -298,7 +298,9 @@ def test_every_answer_has_a_strict_policy(pages: Pages, user: str | None, path: 
     assert headers["cross-origin-resource-policy"] == "same-origin"
 
 
-def push_xcom(pages: Pages, dag_id: str, run_id: str, task: str, key: str, value: str) -> None:
+def push_xcom(
+    pages: Pages, dag_id: str, run_id: str, task: str, key: str, value: str | dict[str, Any]
+) -> None:
     url = f"{pages.airflow.url}/api/v2/dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/{task}/xcomEntries"
     answer = httpx.post(url, json={"key": key, "value": value}, headers=pages.authorization(USER), timeout=60)
     assert answer.status_code == 201, answer.text
@@ -333,6 +335,42 @@ def test_run_shows_no_report_but_one_that_its_reader_may_read(pages: Pages, repo
     assert answer.status_code == 200
     assert "No task of this run" in answer.text
     assert "<script>" not in answer.text
+
+
+WINDOW = {"subscription": "nsw", "from_lsn": "0/1", "to_lsn": "0/2", "changes_read": 4711, "seconds": 1.5}
+
+
+def run_with_window(pages: Pages, window: dict[str, Any]) -> str:
+    """The id of a run of `validate__nsw` whose task has pushed this as the window that it applied."""
+    run_id = run_with_report(pages, "")
+    push_xcom(pages, "validate__nsw", run_id, "validate", "window", window)
+    return run_id
+
+
+def test_run_shows_the_windows_that_it_applied(pages: Pages) -> None:
+    path = f"/runs/validate__nsw/{run_with_window(pages, WINDOW)}"
+    for user in (USER, "clerk"):
+        text = pages.get(user, path).text
+        assert "<td>nsw</td><td>0/1</td><td>0/2</td>" in text
+        assert "4,711" in text
+    assert pages.get("loader", path).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"subscription": "big"},
+        {"subscription": "<script>1</script>"},
+        {"from_lsn": "<script>1</script>"},
+        {"to_lsn": None},
+    ],
+)
+def test_run_shows_no_window_but_one_that_its_reader_may_read(pages: Pages, changed: dict[str, Any]) -> None:
+    """A task of anybody's DAG can push anything under the name of the window."""
+    answer = pages.get("clerk", f"/runs/validate__nsw/{run_with_window(pages, WINDOW | changed)}")
+    assert answer.status_code == 200
+    assert "No task of this run" in answer.text
+    assert "<script>1" not in answer.text
 
 
 def test_documented_calls_of_the_api_are_answered(pages: Pages, tmp_path: Path) -> None:
@@ -402,7 +440,7 @@ def test_a_runs_page_has_a_tab_that_leads_to_its_report(pages: Pages, browser_pa
     token = pages.authorization(USER)["Authorization"].removeprefix("Bearer ")
     browser_page.context.add_cookies([{"name": "_token", "value": token, "url": pages.airflow.url}])
     browser_page.goto(f"{pages.airflow.url}/dags/validate__nsw/runs/{quote(run_id)}")
-    browser_page.get_by_role("link", name="Validation report", exact=True).click()
+    browser_page.get_by_role("link", name="Windows and reports", exact=True).click()
     frame = browser_page.frame_locator("iframe")
     frame.get_by_role("heading", name="nsw").wait_for()
     frame.get_by_role("link", name="Open the report").click()

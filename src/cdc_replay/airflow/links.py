@@ -18,6 +18,8 @@ PREFIX: Final = "/cdc-replay"
 REPORT: Final = "report"
 """The XCom with the report of a validate task, also of one that fails after it wrote the report."""
 
+WINDOW: Final = "window"
+"""The XCom with what a replay did for a subscription, of its report task."""
 
 HISTORY_SERVER: Final = "history-server"
 """The key in the extra of a Spark connection: the address at which people reach Spark's history server."""
@@ -38,6 +40,20 @@ class ValidationReportLink(BaseOperatorLink):
         if report is None:
             return ""
         return f"{_base_url()}{PREFIX}/reports/{quote(report)}"
+
+
+class WindowLink(BaseOperatorLink):
+    """From a report task to the windows of the log that its run applied; no link if it applied none."""
+
+    name = "Window in the log"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        from airflow.sdk.execution_time.xcom import XCom
+
+        if XCom.get_value(ti_key=ti_key, key=WINDOW) is None:
+            return ""
+        run = f"{quote(ti_key.dag_id, safe='')}/{quote(ti_key.run_id, safe='')}"
+        return f"{_base_url()}{PREFIX}/runs/{run}"
 
 
 class SparkHistoryLink(BaseOperatorLink):

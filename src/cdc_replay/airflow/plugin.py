@@ -11,7 +11,13 @@ from typing import Any, Final
 
 from airflow.plugins_manager import AirflowPlugin
 
-from cdc_replay.airflow.links import PREFIX, SparkHistoryLink, StatusPageLink, ValidationReportLink
+from cdc_replay.airflow.links import (
+    PREFIX,
+    SparkHistoryLink,
+    StatusPageLink,
+    ValidationReportLink,
+    WindowLink,
+)
 
 Message = MutableMapping[str, Any]
 Application = Callable[
@@ -49,14 +55,14 @@ VIEWS: Final = [
         "category": "browse",
     },
     {
-        "name": "Validation report",
+        "name": "Windows and reports",
         "href": f"{PREFIX}/runs/{{DAG_ID}}/{{RUN_ID}}",
         "destination": "dag_run",
         "url_route": "cdc-replay-report",
     },
 ]
 
-LINKS: Final = [ValidationReportLink(), SparkHistoryLink(), StatusPageLink()]
+LINKS: Final = [ValidationReportLink(), WindowLink(), SparkHistoryLink(), StatusPageLink()]
 
 
 class CdcReplayPlugin(AirflowPlugin):

@@ -77,6 +77,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "extra-links": [
             "cdc_replay.airflow.links.ValidationReportLink",
+            "cdc_replay.airflow.links.WindowLink",
             "cdc_replay.airflow.links.SparkHistoryLink",
             "cdc_replay.airflow.links.StatusPageLink",
         ],

@@ -8,6 +8,7 @@ from html import escape
 from typing import Final
 
 from cdc_replay.model.certificate import CertifiedTable, CertifyResult, TableOutcome
+from cdc_replay.model.count import count_in_words
 from cdc_replay.private_files import make_folder
 from cdc_replay.validate.html_report import PAGE, STYLE, badge, facts_list, write_whole
 from cdc_replay.validate.report_context import time_of_day
@@ -71,8 +72,9 @@ def certificate_sentence(result: CertifyResult) -> str:
     verb_phrase = (
         "held what a native subscription held" if result.success else "did not hold what a native one held"
     )
+    transactions = count_in_words(result.transactions, "transaction")
     return (
-        f"{result.subscription} {verb_phrase} at {result.to_lsn}, after {result.transactions:,} transactions"
+        f"{result.subscription} {verb_phrase} at {result.to_lsn}, after {transactions}"
         f" of the publisher: {', '.join(counts) or 'no table'}"
     )
 
@@ -99,8 +101,8 @@ def _table(table: CertifiedTable) -> str:
     remarks = [] if table.reason is None else [escape(table.reason)]
     remarks += [f"<code>{escape(key)}</code>" for key in table.keys]
     remarks += [
-        f"{explained.rows:,} rows by {escape(explained.deviation.value)}: {escape(explained.reason)}"
-        f" ({_keys(explained.keys)})"
+        f"{count_in_words(explained.rows, 'row')} by {escape(explained.deviation.value)}:"
+        f" {escape(explained.reason)} ({_keys(explained.keys)})"
         for explained in table.deviations
     ]
     items = "".join(f"<li>{remark}</li>" for remark in remarks)

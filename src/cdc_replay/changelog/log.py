@@ -95,6 +95,8 @@ class ChangeLog:
         self._changes = changes
         self.header = header
         self.prepared = PreparedTransactions(location / "prepared")
+        self._read_relations: Mapping[int, Relation] | None = None
+        self._read_catalogs: tuple[CatalogRow, ...] | None = None
 
     @classmethod
     def create(cls, uri: str, header: LogHeader) -> Self:
@@ -282,6 +284,7 @@ class ChangeLog:
         new = [relation for version, relation in relations.items() if version not in present]
         with storage_write_errors(self.uri):
             append_rows(table, RELATION_SCHEMA, relation_rows(new))
+        self._read_relations = None
 
     def add_catalogs(self, versions: Sequence[CatalogRow]) -> None:
         """Add catalogs; of two with the same owner and `from_lsn`, the one that was read later counts."""
@@ -290,6 +293,7 @@ class ChangeLog:
         table = self._catalogs()
         with storage_write_errors(self.uri):
             append_rows(table, CATALOG_SCHEMA, catalog_rows(versions))
+        self._read_catalogs = None
 
     def drop_uncommitted_catalogs(self) -> tuple[CatalogRow, ...]:
         """Remove the catalogs of a pull that died before its commit; returns all others, in order.
@@ -308,23 +312,29 @@ class ChangeLog:
         if len(committed) < len(versions):
             with storage_write_errors(self.uri):
                 replace_catalogs(self._catalogs(), committed)
+            self._read_catalogs = None
         return committed
 
     def relations(self) -> Mapping[int, Relation]:
-        """All shapes by version; looking up an unknown one raises ChangeLogDamaged.
+        """All shapes by version, read once; looking up an unknown one raises ChangeLogDamaged.
 
         Raises:
             ChangeLogDamaged: if they cannot be read.
         """
-        return KnownRelations(self.uri, parse_relations(read_rows(self._relations(), RELATION_SCHEMA)))
+        if self._read_relations is None:
+            rows = read_rows(self._relations(), RELATION_SCHEMA)
+            self._read_relations = KnownRelations(self.uri, parse_relations(rows))
+        return self._read_relations
 
     def catalogs(self) -> tuple[CatalogRow, ...]:
-        """The publisher's catalogs in the order in which they take effect for all transactions.
+        """The publisher's catalogs in the order in which they take effect for all transactions; read once.
 
         Raises:
             ChangeLogDamaged: if they cannot be read.
         """
-        return parse_catalogs(read_rows(self._catalogs(), CATALOG_SCHEMA))
+        if self._read_catalogs is None:
+            self._read_catalogs = parse_catalogs(read_rows(self._catalogs(), CATALOG_SCHEMA))
+        return self._read_catalogs
 
     def segments(self, window: Window) -> tuple[RowGroup, ...]:
         """The row groups that hold the transactions of `window`, in order.

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cdc_replay.cli.app import REMOVE, app, load
+from cdc_replay.model.count import count_in_words
 from cdc_replay.model.results import PruneResult
 from cdc_replay.model.size import size_in_words
 from cdc_replay.model.timestamp import check_zone
@@ -51,7 +52,7 @@ def _prune(
         history = f"what was committed from {planned.from_time} to {planned.to_time}"
         confirm_or_abort(
             f"This drops {history}: the changes in ({planned.from_lsn}, {planned.to_lsn}] of {publisher},"
-            f" {planned.segments} segments, {size_in_words(planned.bytes)}. Continue?",
+            f" {count_in_words(planned.segments, 'segment')}, {size_in_words(planned.bytes)}. Continue?",
             yes=yes,
         )
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+from cdc_replay.model.count import count_in_words
 from cdc_replay.model.duration import duration_in_words
 from cdc_replay.model.size import size_in_words
 
@@ -79,7 +80,7 @@ class Pace:
         """Counts, rate and time left, such as `190,234 rows, 24 MB of 42 MB, 3 MB/s, 6 s left`."""
         seconds, done = now - self.began, progress.done - self.done
         rate = done / seconds if seconds > 0 else 0.0
-        parts = [] if progress.rows is None else [f"{progress.rows:,} rows"]
+        parts = [] if progress.rows is None else [count_in_words(progress.rows, "row")]
         parts.append(_amounts(progress))
         if progress.current is not None:
             parts.append(progress.current)

@@ -19,7 +19,7 @@ from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.results import CaptureResult, ReplayResult
 from cdc_replay.replay.engine import replay_up_to_each
 from cdc_replay.spark.errors import translated_spark_errors
-from cdc_replay.spark.session import spark_session
+from cdc_replay.spark.session import has_session, spark_session
 from cdc_replay.subscriber.session import SubscriptionSession
 
 BACKLOG_BYTES: Final = 16 << 20
@@ -91,7 +91,7 @@ def capture_and_replay(
         capture = threads.submit(ensure_captured, source, upto, progress=progress.report_pull)
         capture.add_done_callback(progress.finish)
         try:
-            if upto.value - ChangeLog.open(source.change_log).end_lsn.value > BACKLOG_BYTES:
+            if not has_session() and _uncaptured_bytes(source, upto) > BACKLOG_BYTES:
                 with translated_spark_errors(f"sync from {source.publisher}"):
                     spark_session("cdc-replay")
             replayed = replay_up_to_each(source, sessions, progress.ends(upto))
@@ -99,3 +99,7 @@ def capture_and_replay(
             progress.stop()
             raise
         return capture.result(), replayed
+
+
+def _uncaptured_bytes(source: CaptureSource, upto: Lsn) -> int:
+    return upto.value - ChangeLog.open(source.change_log).end_lsn.value

@@ -92,9 +92,9 @@ def replay_up_to_each(
                 results.add(session, work.retry_in_parts(session, pipeline.pop_outcome(session)))
             _retry_parked(work, sessions, results)
     combined = tuple(result for session in sessions if (result := results.result_of(session)) is not None)
-    if any(result.changes_read for result in combined):
+    if work is not None and any(result.changes_read for result in combined):
         with contextlib.suppress(CdcReplayError, psycopg.Error):
-            _warn_of_uncaptured_changes(ChangeLog.open(source.change_log), results.active(sessions))
+            _warn_of_uncaptured_changes(work.change_log, results.active(sessions))
     return combined
 
 

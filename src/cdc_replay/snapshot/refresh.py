@@ -41,6 +41,7 @@ from cdc_replay.compare.buckets import Buckets
 from cdc_replay.compare.other_feeds import LogState, rows_of_other_feeds
 from cdc_replay.compare.reconcile import ReconcileRequest, preview_tables, reconcile_tables
 from cdc_replay.errors import NotConfirmed, NotConsistent, ReconcileRefused
+from cdc_replay.model.count import count_in_words
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
@@ -208,7 +209,7 @@ def _check_reconciliation(
     if confirm is not None and preview.deleted and not confirm(preview):
         raise NotConfirmed(
             f'subscription "{session.subscription.name}" was not reconciled: nothing was changed',
-            detail=f"{preview.deleted} rows of the subscriber would have been deleted.",
+            detail=f"{count_in_words(preview.deleted, 'row')} of the subscriber would have been deleted.",
         )
 
 
@@ -229,7 +230,8 @@ def _check_origin(session: SubscriptionSession, tables: Sequence[TableReconciled
         f'subscription "{session.subscription.name}" has origin: none, so rows written on this side'
         " cannot be distinguished from the publisher's: it is not reconciled",
         detail="\n".join(
-            f'table "{table.table}": {table.deleted} rows would be deleted, {table.updated} updated'
+            f'table "{table.table}": {count_in_words(table.deleted, "row")} would be deleted,'
+            f" {table.updated:,} updated"
             for table in changed
         ),
         hint="Nothing was changed. Correct these rows manually; missing rows alone would be inserted.",

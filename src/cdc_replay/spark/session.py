@@ -94,6 +94,11 @@ def spark_session(name: str, *, conf: dict[str, str] | None = None) -> SparkSess
     return session
 
 
+def has_session() -> bool:
+    """Whether `spark_session` would start nothing."""
+    return current_server_session() is not None or SparkSession.getActiveSession() is not None
+
+
 def _leave_failures_to_us(session: SparkSession) -> None:
     """Switch off the JVM's log of failed tasks: the caller reports the cause without two stack traces."""
     jvm: Any = session.sparkContext._jvm  # noqa: SLF001 - there is no other way to its loggers

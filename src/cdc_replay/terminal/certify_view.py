@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cdc_replay.model.certificate import CertifiedTable, CertifyResult, TableOutcome
+from cdc_replay.model.count import count_in_words
 from cdc_replay.terminal.layout import (
     BAD,
     DOUBTFUL,
@@ -58,7 +59,7 @@ def _facts(result: CertifyResult) -> Iterator[tuple[str, str]]:
     yield "publisher", f"{result.publisher}, PostgreSQL {result.publisher_version}"
     yield "native", f"PostgreSQL {result.native_version}, a subscription to {', '.join(result.publications)}"
     yield "cdc-replay", result.version
-    followed = f"{result.transactions:,} transactions in {result.followed_seconds:.0f} s"
+    followed = f"{count_in_words(result.transactions, 'transaction')} in {result.followed_seconds:.0f} s"
     yield "followed", f"({result.from_lsn}, {result.to_lsn}], {followed}"
     yield "compared at", str(result.to_lsn)
     for name in result.removed:

@@ -13,6 +13,7 @@ from typing import Final, TextIO
 import typer
 from rich.console import Console, RenderableType
 
+from cdc_replay.model.count import count_in_words
 from cdc_replay.model.results import Json, Result, TableReconciled
 from cdc_replay.terminal.progress import ShownProgress
 from cdc_replay.terminal.results import summarize, wrap
@@ -128,13 +129,14 @@ def ask(lines: Sequence[str], question: str) -> bool:
 def confirm_deletions(report: ShownProgress, tables: Sequence[TableReconciled]) -> bool:
     """Say which rows of the subscriber will be deleted, and ask; the progress display makes way."""
     lines = [
-        f"{table.table}: {table.deleted} rows will be deleted, such as {', '.join(table.deleted_keys)}"
+        f"{table.table}: {count_in_words(table.deleted, 'row')} will be deleted,"
+        f" such as {', '.join(table.deleted_keys)}"
         for table in tables
         if table.deleted
     ]
-    deleted = sum(table.deleted for table in tables)
+    deleted = count_in_words(sum(table.deleted for table in tables), "row")
     with report.paused():
-        return ask([printable(line) for line in lines], f"Delete {deleted} rows of the subscriber?")
+        return ask([printable(line) for line in lines], f"Delete {deleted} of the subscriber?")
 
 
 def confirm_or_abort(question: str, *, yes: bool) -> None:

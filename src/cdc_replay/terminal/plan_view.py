@@ -9,6 +9,7 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from cdc_replay.model.count import count_in_words
 from cdc_replay.model.proposed_change import (
     FailingStatement,
     PlannedTable,
@@ -69,10 +70,9 @@ def _sentence(result: PlanResult) -> str:
         return f"The proposal changes nothing for {name}."
     rows = [table.rows for table in result.tables if table.rows is not None]
     enter, leave = (sum(getattr(row, side) or 0 for row in rows) for side in ("enter", "leave"))
-    count = len(result.tables)
     return (
-        f"The proposal changes {count} table{'s' if count > 1 else ''} of {name}:"
-        f" {enter} rows would enter, {leave} would leave."
+        f"The proposal changes {count_in_words(len(result.tables), 'table')} of {name}:"
+        f" {count_in_words(enter, 'row')} would enter, {leave:,} would leave."
     )
 
 

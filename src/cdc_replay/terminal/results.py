@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc_replay.model import results
+from cdc_replay.model.count import count_in_words
 from cdc_replay.model.duration import duration_in_words
 from cdc_replay.model.results import AppliedRange, Result, SnapshotResult, TableCompared
 from cdc_replay.model.size import size_in_words
@@ -83,7 +84,7 @@ def _(result: SnapshotResult) -> Summary:
     elif not result.tables:
         sentence = f"{name} starts at {result.to_lsn}: no rows are copied (copy_data: false)"
     else:
-        tables = f"{_count(len(result.tables), 'table')} of {name} as of {result.to_lsn}"
+        tables = f"{count_in_words(len(result.tables), 'table')} of {name} as of {result.to_lsn}"
         sentence = f"copied {tables}: {_rows(result.rows)}, {_size(result.bytes)} in {_time(result.seconds)}"
     return Summary(sentence, (*_copied(result), *_compared(result.compared)))
 
@@ -101,7 +102,7 @@ def _(result: results.ReplayResult) -> Summary:
 def _(result: results.SyncResult) -> Summary:
     parts = []
     if tables := result.snapshot.tables:
-        parts.append(f"{_count(len(tables), 'table')} with {_rows(result.snapshot.rows)} copied")
+        parts.append(f"{count_in_words(len(tables), 'table')} with {_rows(result.snapshot.rows)} copied")
     if result.replay.changes_read:
         parts.append(f"{_changes(result.replay.changes_read, result.replay.transactions)} replayed")
     verb = "stopped syncing" if result.replay.error else "synced"
@@ -140,7 +141,7 @@ def _(result: results.RefreshResult) -> Summary:
     rows += [("rows " + label, f"{count:,}") for label, count in counts.items() if count]
     rows += [("warning", warning) for warning in result.warnings]
     checked = "checked" if result.dry_run else "refreshed"
-    compared = f", {_count(len(result.reconciled), 'table')} compared" if result.reconciled else ""
+    compared = f", {count_in_words(len(result.reconciled), 'table')} compared" if result.reconciled else ""
     same = "" if rows else "; nothing differs" if result.reconciled else "; its tables are as published"
     return Summary(f"{checked} {result.subscription}{compared}{same} in {_time(result.seconds)}", tuple(rows))
 
@@ -179,7 +180,7 @@ def _(result: results.ValidateResult) -> Summary:
 
 
 def _verdict(result: results.ValidateResult) -> str:
-    tables = _count(len(result.tables), "table")
+    tables = count_in_words(len(result.tables), "table")
     total = sum(count for table in result.tables if isinstance(count := table["publisher_rows"], int))
     compared = f"{tables}, {_rows(total)}"
     match result.outcome:
@@ -220,7 +221,8 @@ def repair_rows(result: results.ValidateResult) -> Iterator[Row]:
 
 @summarize.register
 def _(result: results.VerifyLogResult) -> Summary:
-    content = f"{_count(result.segments, 'segment')}, {_changes(result.messages, result.transactions)}"
+    segments = count_in_words(result.segments, "segment")
+    content = f"{segments}, {_changes(result.messages, result.transactions)}"
     return Summary(
         f"the change log of {result.publisher} is sound: ({result.from_lsn}, {result.to_lsn}], {content},"
         f" {_size(result.bytes)} in {_time(result.seconds)}",
@@ -233,7 +235,7 @@ def _(result: results.PruneResult) -> Summary:
     name = result.publisher
     rows: list[Row] = []
     if result.segments:
-        dropped = f"{_count(result.segments, 'segment')}, {_size(result.bytes)}"
+        dropped = f"{count_in_words(result.segments, 'segment')}, {_size(result.bytes)}"
         verb = "would drop" if result.dry_run else "dropped"
         starts = "would then start" if result.dry_run else "now starts"
         sentence = f"{verb} {dropped} of the change log of {name}, which {starts} at {result.to_lsn}"
@@ -303,7 +305,7 @@ def _unusual(result: results.ReplayResult) -> Iterator[Row]:
 
 def _copied(result: SnapshotResult) -> Iterator[Row]:
     for table in result.tables:
-        staged = f", {_count(table.chunks_staged_before, 'chunk')} staged before"
+        staged = f", {count_in_words(table.chunks_staged_before, 'chunk')} staged before"
         yield (
             table.table,
             f"{_rows(table.rows)}, {_size(table.bytes)}{staged if table.chunks_staged_before else ''}",
@@ -322,15 +324,11 @@ def _nonzero(counts: Mapping[str, int]) -> tuple[Row, ...]:
 
 
 def _changes(changes: int, transactions: int) -> str:
-    return f"{_count(changes, 'change')} of {_count(transactions, 'transaction')}"
+    return f"{count_in_words(changes, 'change')} of {count_in_words(transactions, 'transaction')}"
 
 
 def _rows(count: int) -> str:
-    return _count(count, "row")
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return count_in_words(count, "row")
 
 
 def _size(size_bytes: int) -> str:

@@ -10,6 +10,7 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from cdc_replay.model.count import count_in_words
 from cdc_replay.model.status import (
     CopyStatus,
     Problem,
@@ -209,7 +210,7 @@ def _progress(copy: CopyStatus) -> str:
     left = "" if copy.seconds_left is None else f", about {duration(copy.seconds_left)} left"
     rate = f"{size(int(copy.bytes_per_second))}/s"
     reported = f", reported {duration(copy.reported_seconds_ago)} ago"
-    return f"copying, {share}{copy.rows:,} rows, {size(copy.bytes)}, {rate}{left}{reported}"
+    return f"copying, {share}{count_in_words(copy.rows, 'row')}, {size(copy.bytes)}, {rate}{left}{reported}"
 
 
 def _state(state: PublisherState | SubscriptionState | TableSync) -> Text:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cdc_replay.compare.difference import DifferenceKind
+from cdc_replay.model.count import count_in_words
 from cdc_replay.validate.gx import BatchExpectation, PandasExecutionEngine, TableMetricProvider, metric_value
 from cdc_replay.validate.verdict import CheckKind
 
@@ -189,7 +190,7 @@ class ExpectContentToEqualPublisher(ComparisonExpectation):
         keys = [f"{kind.value}: {key}" for kind in counts for key in comparison.keys.get(kind.value, ())]
         return Judgement(
             success=comparison.unequal_buckets == 0,
-            observed=observed or f"no difference in {comparison.publisher_rows:,} rows",
+            observed=observed or f"no difference in {count_in_words(comparison.publisher_rows, 'row')}",
             unexpected=sum(counts.values()),
             rows=max(comparison.publisher_rows, comparison.subscriber_rows),
             keys=tuple(keys),
@@ -204,13 +205,10 @@ class ExpectKeysToBeUnique(ComparisonExpectation):
     @classmethod
     def judge(cls, comparison: TableComparison) -> Judgement:
         """Check the number of duplicate keys."""
-        observed = (
-            f"{comparison.duplicates:,} duplicate keys" if comparison.duplicates else "no duplicate key"
-        )
+        count = comparison.duplicates
+        observed = count_in_words(count, "duplicate key") if count else "no duplicate key"
         keys = tuple(comparison.keys.get("duplicates", ()))
-        return Judgement(
-            comparison.duplicates == 0, observed, comparison.duplicates, comparison.subscriber_rows, keys
-        )
+        return Judgement(count == 0, observed, count, comparison.subscriber_rows, keys)
 
 
 class ExpectRowsToSatisfyRowFilter(ComparisonExpectation):
@@ -226,7 +224,9 @@ class ExpectRowsToSatisfyRowFilter(ComparisonExpectation):
         """Check the number of rows that the subscriber finds outside the filter."""
         count = comparison.outside_filter
         observed = (
-            f"{count:,} rows are outside the present filter" if count else "all rows satisfy the filter"
+            f"{count_in_words(count, 'row')} outside the present filter"
+            if count
+            else "all rows satisfy the filter"
         )
         keys = tuple(comparison.keys.get("outside_filter", ()))
         return Judgement(count == 0, observed, count, comparison.subscriber_rows, keys)

@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Iterable
 from html import escape
 
+from cdc_replay.model.count import count_in_words, rows_differ
 from cdc_replay.model.duration import duration_in_words
 from cdc_replay.model.proof import BUCKETS, TableProof
 from cdc_replay.model.size import size_in_words
@@ -99,10 +100,10 @@ def _trend(table: TableVerdict, context: ReportContext, now: dt.datetime) -> str
 def _of_record(record: TableRecord, now: dt.datetime) -> str:
     finished = record.finished.astimezone(now.tzinfo)
     outcome = record.error or (
-        f"{record.differing_rows:,} rows differ" if record.differing_rows else "no difference"
+        rows_differ(record.differing_rows) if record.differing_rows else "no difference"
     )
     return (
         f"{finished:%Y-%m-%d} {time_of_day(finished)}: {outcome} in {record.buckets} of {BUCKETS} buckets,"
-        f" {record.row_count:,} rows, {size_in_words(record.bytes)}, {record.seconds:.1f} s;"
+        f" {count_in_words(record.row_count, 'row')}, {size_in_words(record.bytes)}, {record.seconds:.1f} s;"
         f" proven through {record.proven_through or 'nothing'}"
     )

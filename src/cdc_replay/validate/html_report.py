@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from cdc_replay.compare.difference import Difference, DifferenceKind
+from cdc_replay.model.count import count_in_words, rows_differ
 from cdc_replay.model.results import TableReconciled
 from cdc_replay.private_files import make_folder
 from cdc_replay.subscriber.history import ValidationRecord
@@ -153,7 +154,7 @@ def _head(verdict: Verdict, context: ReportContext, now: dt.datetime) -> str:
         "Publications": ", ".join(context.publications),
         "Fence LSN": str(verdict.lsn),
         "Tables": f"{sum(table.success for table in verdict.tables)} of {len(verdict.tables)} hold",
-        **({"Not compared": f"{len(verdict.left_out)} tables"} if verdict.left_out else {}),
+        **({"Not compared": count_in_words(len(verdict.left_out), "table")} if verdict.left_out else {}),
         "Published rows": f"{rows:,}",
         "Validated at": f"{now:%Y-%m-%d} {time_of_day(now)}",
         "Took": f"{verdict.seconds:.1f} s",
@@ -241,7 +242,7 @@ def _differs(verdict: Verdict) -> bool:
 
 
 def _of_earlier(record: ValidationRecord) -> str:
-    outcome = "consistent" if record.consistent else f"{record.differing_rows:,} rows differ"
+    outcome = "consistent" if record.consistent else rows_differ(record.differing_rows)
     finished = record.finished.astimezone()
     return f"{finished:%Y-%m-%d} {time_of_day(finished)}: {outcome} at {record.lsn}"
 
@@ -349,8 +350,8 @@ def _differences(table: TableVerdict) -> str:
     )
     total = sum(count for _, count in table.counts)
     shown = len(table.differences)
-    first = f" (the first {shown:,} keys)" if shown < total else ""
-    title = f"Differing rows{first}"
+    keys = "key" if shown == 1 else f"{shown:,} keys"
+    title = f"Differing rows (the first {keys})" if shown < total else "Differing rows"
     return f"<table><tr><th>Difference</th><th>{title}</th></tr>{rows}</table>"
 
 

@@ -141,6 +141,7 @@ def test_a_difference_is_seen_within_the_promised_runs_and_stays_known(equal: Tw
         )
 
 
+@pytest.mark.slow
 def test_rotation_survives_processes_and_kills(equal: Twin) -> None:
     """Each run is a process of its own; one that is killed before it records is as if it had not been."""
     seen = []

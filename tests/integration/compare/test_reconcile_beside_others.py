@@ -267,7 +267,7 @@ def test_reconcile_with_origin_none_only_inserts(twin: Twin) -> None:
     database.run("insert into t values (1000, 'made here'); update t set region = 'here' where id = 4")
     before = everything(database)
     for dry_run in (True, False):
-        with pytest.raises(ReconcileRefused, match="1 rows would be deleted, 1 updated"):
+        with pytest.raises(ReconcileRefused, match="1 row would be deleted, 1 updated"):
             refresh(twin.config, "a", reconcile=True, dry_run=dry_run)
     assert everything(database) == before
 

@@ -35,7 +35,7 @@ def test_effects_as_json_and_as_words(cli: CommandLine) -> None:
     assert (result["refused"], result["log_error"]) == (None, "there is no change log yet")
     done = cli.run("plan", "s", "--publications", file)
     assert done.returncode == 0
-    assert "1 rows would enter, 0 would leave" in " ".join(done.stdout.split())
+    assert "1 row would enter, 0 would leave" in " ".join(done.stdout.split())
 
 
 def test_a_script_from_standard_input(cli: CommandLine) -> None:

@@ -21,9 +21,11 @@ from airflow.sdk import Context, TriggerRule
 
 from cdc_replay.airflow import assets, metrics
 from cdc_replay.airflow.lineage import TellsLineage
+from cdc_replay.airflow.links import WINDOW, StatusPageLink, WindowLink
 from cdc_replay.airflow.operators.in_process import CommandOperator, Json
 from cdc_replay.airflow.task_arguments import DEFAULT_ARGS
 from cdc_replay.airflow.task_lineage import Flow, TaskLineage
+from cdc_replay.airflow.window_summary import WindowSummary
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import Lsn
@@ -43,6 +45,8 @@ class ReportOperator(TellsLineage, CommandOperator):
     :param replay_task_id: the run's `ReplayOperator`
     """
 
+    operator_extra_links = (WindowLink(), StatusPageLink())
+
     def __init__(self, *, subscription: str, replay_task_id: str, **kwargs: Any) -> None:
         kwargs.setdefault("trigger_rule", TriggerRule.ALL_DONE)
         super().__init__(**{**kwargs, "max_retry_delay": DEFAULT_ARGS["retry_delay"]})
@@ -59,6 +63,7 @@ class ReportOperator(TellsLineage, CommandOperator):
         self._refuse_older(applied, context)
         assets.announce(context, self.asset, applied, after=Lsn.parse(str(result["from_lsn"])))
         metrics.of_replay(result)
+        context["ti"].xcom_push(key=WINDOW, value=WindowSummary.of_result(result).to_json())
         self.results = (result,)
         return result
 

@@ -16,7 +16,7 @@ from cdc_replay.airflow.page.data import FRESH_SECONDS, details_for, status_for
 from cdc_replay.airflow.page.policy import HEADERS, PAGE_HEADERS, REPORT_HEADERS
 from cdc_replay.airflow.page.report_files import read_report
 from cdc_replay.airflow.page.row_question import RowQuestion, answer
-from cdc_replay.airflow.page.run_reports import render, reports_of
+from cdc_replay.airflow.page.run_page import render, summary_of
 
 STATIC_FILES: Final = {
     "links.js": "text/javascript",
@@ -103,7 +103,7 @@ def _add_reports(app: FastAPI) -> None:
         return HTMLResponse(content, headers=dict(REPORT_HEADERS))
 
     @app.get("/runs/{dag_id}/{run_id:path}")
-    def run_reports(request: Request, user: User, dag_id: str, run_id: str) -> HTMLResponse:
+    def run_summary(request: Request, user: User, dag_id: str, run_id: str) -> HTMLResponse:
         require_readable(user, dag_id)
         root = str(request.scope.get("root_path", ""))
-        return HTMLResponse(render(reports_of(user, dag_id, run_id), root), headers=dict(PAGE_HEADERS))
+        return HTMLResponse(render(summary_of(user, dag_id, run_id), root), headers=dict(PAGE_HEADERS))

@@ -39,6 +39,7 @@ from cdc_replay.errors import (
     TargetMismatch,
     UnchangedToastLost,
 )
+from cdc_replay.model.count import count_in_words
 from cdc_replay.model.frames import ConflictKind
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
@@ -246,7 +247,7 @@ def conflicting_changes(kind: ConflictKind, target: QualifiedName, count: int) -
     return ApplyConflict(
         f'changes of one window claim the same keys of table "{target.schema}"."{target.name}":'
         " duplicate key value violates unique constraint",
-        detail=f"{kind.value}: {count} changes.",
+        detail=f"{kind.value}: {count_in_words(count, 'change')}.",
         hint="Give the subscriber's table a key that tells the published rows apart,"
         " or set `on_conflict` to overwrite or skip.",
         rule="R8.5",

@@ -320,10 +320,14 @@ function tableRows(row, details) {
   });
 }
 
+function rowsDiffer(count) {
+  return count === 1 ? "1 row differs" : `${countText(count)} rows differ`;
+}
+
 function tableProof(known) {
   if (known.proof === null) return "–";
   const marks = (known.validations || []).map((done) => {
-    const outcome = done.error ? `error: ${done.error}` : done.differing_rows ? `${done.differing_rows} rows differ` : "no difference";
+    const outcome = done.error ? `error: ${done.error}` : done.differing_rows ? rowsDiffer(done.differing_rows) : "no difference";
     const label = `${timeText(done.finished)}: ${outcome} in ${done.buckets} of 256 buckets, ${countText(done.row_count)} rows, ${durationText(done.seconds)}`;
     return node("span", { class: done.error || done.differing_rows ? "differs" : null, title: label, role: "img", "aria-label": label });
   });
@@ -353,7 +357,7 @@ function validationRows(row, details) {
 
 function proofs(row, details) {
   return node("div", { class: "proofs" }, (details.validations || []).map((done) => {
-    const label = `${timeText(done.finished)}: ${done.consistent ? "consistent" : `${done.differing_rows} rows differ`} at ${done.lsn}`;
+    const label = `${timeText(done.finished)}: ${done.consistent ? "consistent" : rowsDiffer(done.differing_rows)} at ${done.lsn}`;
     return reportLink(row.subscription, done.report, "", { class: done.consistent ? null : "differs", title: label, "aria-label": label });
   }));
 }
