@@ -247,7 +247,7 @@ ONE_KEY: Final = """
     begin
         for turn in 1 .. greatest(changes / 1000, 1) loop
             for i in 1 .. 1000 loop
-                update t set a = i, b = 'changed ' || turn;
+                update t set a = i, b = 'changed ' || turn where id = 1;
             end loop;
             commit;
         end loop;

@@ -304,7 +304,7 @@ def _compare(
         key=pair.key,
         columns=pair.columns,
         differences=differences,
-        duplicates=_duplicates(subscriber, listed_keys) if pair.key else None,
+        duplicates=_duplicates(subscriber, buckets, listed_keys) if pair.key else None,
         outside=_outside(pair, subscriber, buckets, listed_keys),
     )
 
@@ -412,7 +412,9 @@ def show_key(key: Sequence[str], values: Sequence[str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in zip(key, values, strict=True))
 
 
-def _duplicates(subscriber: TableSide, listed_keys: int) -> Duplicates:
+def _duplicates(subscriber: TableSide, buckets: Sequence[BucketComparison], listed_keys: int) -> Duplicates:
+    if all(bucket.is_equal for bucket in buckets):
+        return Duplicates(0, ())  # its rows are the publisher's, where the key is unique
     count, first = duplicate_keys(subscriber, listed_keys)
     return Duplicates(count, tuple(show_key(subscriber.key, shown) for shown in first))
 
