@@ -165,7 +165,6 @@ def _(result: results.ResumeResult) -> Summary:
 
 @summarize.register
 def _(result: results.ValidateResult) -> Summary:
-    remedy = f"`cdc-replay validate {result.subscription} --repair --dry-run` counts what makes them equal."
     notes = [
         (str(table["table"]), str(note))
         for table in result.tables
@@ -176,7 +175,15 @@ def _(result: results.ValidateResult) -> Summary:
     if result.first_report is not None:
         rows = (*rows, ("report before the repair", str(result.first_report)))
     sentence = f"{result.subscription} {_verdict(result)}, {_time(result.seconds)}"
-    return Summary(sentence, rows, remedy if result.outcome == "not consistent" else None)
+    return Summary(sentence, rows, _repair_step(result) if result.outcome == "not consistent" else None)
+
+
+def _repair_step(result: results.ValidateResult) -> str | None:
+    """What makes the sides equal, if a repair has not been tried yet; the rows say what it had to leave."""
+    command = f"cdc-replay validate {result.subscription} --repair"
+    if result.dry_run:
+        return f"`{command}` makes them equal." if result.repaired else None
+    return None if result.first_report is not None else f"`{command} --dry-run` counts what makes them equal."
 
 
 def _verdict(result: results.ValidateResult) -> str:

@@ -185,6 +185,37 @@ SCREENS: dict[str, tuple[Result, str]] = {
             "`cdc-replay validate nsw --repair --dry-run` counts what makes them equal.\n"
         ),
     ),
+    "dry run of a repair": (
+        dataclasses.replace(
+            validated(success=False),
+            report=Path("/srv/nsw/1.html"),
+            dry_run=True,
+            repaired=(results.TableReconciled("public.t", 0, 1, 0, 2, 99, 0.1, updated_keys=("(id)=(8)",)),),
+        ),
+        (
+            "nsw is NOT consistent at 0/2A2B3C: 1 of 2 tables differs, 3.0 s\n"
+            "  public.t: would be updated  1, such as (id)=(8)\n"
+            "  public.t                    for information only: its DELETEs are not\n"
+            "                              published\n"
+            "  report                      /srv/nsw/1.html\n"
+            "`cdc-replay validate nsw --repair` makes them equal.\n"
+        ),
+    ),
+    "not all could be repaired": (
+        dataclasses.replace(
+            validated(success=False),
+            report=Path("/srv/nsw/2.html"),
+            first_report=Path("/srv/nsw/1.html"),
+            not_repaired=("public.t: its DELETEs are not published",),
+        ),
+        (
+            "nsw is NOT consistent at 0/2A2B3C: 1 of 2 tables differs, 3.0 s\n"
+            "  not repaired              public.t: its DELETEs are not published\n"
+            "  public.t                  for information only: its DELETEs are not published\n"
+            "  report                    /srv/nsw/2.html\n"
+            "  report before the repair  /srv/nsw/1.html\n"
+        ),
+    ),
     "no difference in a part": (
         validated_in_part(),
         (
