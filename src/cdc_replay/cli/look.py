@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,11 +17,18 @@ from cdc_replay.model.size import parse_size
 from cdc_replay.model.validation_scope import ValidationScope, parse_share
 from cdc_replay.terminal.options import (
     ConfigOption,
+    DueOption,
     JsonOption,
     LogLevelOption,
+    MaxBytesOption,
+    MaxSecondsOption,
     OptionalSubscriptionArgument,
     PublisherArgument,
+    RepairDryRunOption,
+    RepairOption,
+    SampleOption,
     SubscriptionArgument,
+    ValidatedTablesOption,
     YesOption,
 )
 from cdc_replay.terminal.output import (
@@ -37,47 +45,13 @@ from cdc_replay.termination import finish_on_sigterm
 @app.command("validate", rich_help_panel=LOOK)
 def _validate(
     subscription: SubscriptionArgument,
-    tables: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tables", metavar="SCHEMA.TABLE[,…]", help="Only these tables of the subscriber; repeatable."
-        ),
-    ] = None,
-    sample: Annotated[
-        str | None,
-        typer.Option(
-            "--sample",
-            metavar="PERCENT",
-            help="Only this share of each table's rows, such as 5%: those that were compared longest ago.",
-        ),
-    ] = None,
-    due: Annotated[
-        bool,
-        typer.Option("--due", help="Only what is due by the intervals and samples of the configuration."),
-    ] = False,
-    max_seconds: Annotated[
-        float | None,
-        typer.Option(
-            "--max-seconds",
-            help="Compare for about so long; what is not reached comes first next time.",
-            min=0,
-        ),
-    ] = None,
-    max_bytes: Annotated[
-        str | None,
-        typer.Option("--max-bytes", help="The same for bytes of the publisher's tables, such as 50GB."),
-    ] = None,
-    repair: Annotated[
-        bool,
-        typer.Option(
-            "--repair",
-            help="If rows differ, insert, update and DELETE rows of the subscriber until it holds what is"
-            " published, then prove it again. --dry-run counts them.",
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --repair: write no row; report counts and first keys.")
-    ] = False,
+    tables: ValidatedTablesOption = None,
+    sample: SampleOption = None,
+    due: DueOption = False,
+    max_seconds: MaxSecondsOption = None,
+    max_bytes: MaxBytesOption = None,
+    repair: RepairOption = False,
+    dry_run: RepairDryRunOption = False,
     yes: YesOption = False,
     config: ConfigOption = None,
     log_level: LogLevelOption = None,
@@ -90,16 +64,7 @@ def _validate(
         raise typer.BadParameter("--dry-run needs --repair: without it nothing is written anyway")
     if due and tables:
         raise typer.BadParameter("--due chooses the tables: leave out --tables")
-    try:
-        scope = ValidationScope(
-            tuple(tables or ()),
-            None if sample is None else parse_share(sample),
-            max_seconds,
-            None if max_bytes is None else parse_size(max_bytes),
-            is_due=due,
-        )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    scope = _scope(tables or (), sample, max_seconds, max_bytes, is_due=due)
     loaded = load(config, log_level)
     with show_progress(f"validate {subscription}") as report:
         if repair:
@@ -112,6 +77,31 @@ def _validate(
             result = validate(loaded, subscription, scope=scope, report=report)
     outcome = outcome_of(result, as_json=as_json)
     return dataclasses.replace(outcome, exit_code=UNDECIDED if result.is_undecided else outcome.exit_code)
+
+
+def _scope(
+    tables: Sequence[str],
+    sample: str | None,
+    max_seconds: float | None,
+    max_bytes: str | None,
+    *,
+    is_due: bool,
+) -> ValidationScope:
+    """What is to be compared.
+
+    Raises:
+        typer.BadParameter: if a share or a size cannot be read.
+    """
+    try:
+        return ValidationScope(
+            tuple(tables),
+            None if sample is None else parse_share(sample),
+            max_seconds,
+            None if max_bytes is None else parse_size(max_bytes),
+            is_due=is_due,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 @app.command("certify", rich_help_panel=LOOK)

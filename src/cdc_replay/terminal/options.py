@@ -28,6 +28,47 @@ ToLsnOption = Annotated[str | None, typer.Option("--to-lsn", help="WAL position,
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask; without a terminal nothing is asked.")]
 
 
+ValidatedTablesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tables", metavar="SCHEMA.TABLE[,…]", help="Only these tables of the subscriber; repeatable."
+    ),
+]
+SampleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--sample",
+        metavar="PERCENT",
+        help="Only this share of each table's rows, such as 5%: those that were compared longest ago.",
+    ),
+]
+DueOption = Annotated[
+    bool,
+    typer.Option("--due", help="Only what is due by the intervals and samples of the configuration."),
+]
+MaxSecondsOption = Annotated[
+    float | None,
+    typer.Option(
+        "--max-seconds", help="Compare for about so long; what is not reached comes first next time.", min=0
+    ),
+]
+MaxBytesOption = Annotated[
+    str | None,
+    typer.Option("--max-bytes", help="The same for bytes of the publisher's tables, such as 50GB."),
+]
+RepairOption = Annotated[
+    bool,
+    typer.Option(
+        "--repair",
+        help="If rows differ, insert, update and DELETE rows of the subscriber until it holds what is"
+        " published, then prove it again. --dry-run counts them.",
+    ),
+]
+RepairDryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="With --repair: write no row; report counts and first keys.")
+]
+
+
 def _names(kind: str) -> Callable[[], list[str]]:
     """For completion: the configured publishers or subscriptions; none without a valid configuration."""
 
