@@ -9,9 +9,7 @@ import pytest
 from conformance.product_side import Product, slot_name
 from conformance.run import Servers, placed, run_scenario
 from conformance.scenario import Scenario, load_scenarios
-
-OF_THE_SLOW_SUITE = "h_"
-"""Prefix of the scenarios that were found by looking for faults, and cross several rules at once."""
+from conformance.suites import SLOW, WITH_LEAST_PRIVILEGE
 
 
 @pytest.mark.corpus
@@ -23,7 +21,7 @@ OF_THE_SLOW_SUITE = "h_"
         pytest.param(
             scenario,
             id=scenario.name,
-            marks=pytest.mark.slow if scenario.name.startswith(OF_THE_SLOW_SUITE) else (),
+            marks=pytest.mark.slow if scenario.name.startswith((SLOW, *WITH_LEAST_PRIVILEGE)) else (),
         )
         for scenario in load_scenarios()
     ],

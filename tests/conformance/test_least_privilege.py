@@ -22,6 +22,7 @@ from cdc_replay.terminal.setup_view import to_script
 from conformance.product_side import PUBLISHER, Product, slot_name
 from conformance.run import Servers, placed, run_scenario
 from conformance.scenario import Refreshed, Scenario, Subscription, load_scenarios
+from conformance.suites import WITH_LEAST_PRIVILEGE
 from fixtures.postgres import Database, run_as_administrator
 from security.stranger import Stranger
 
@@ -101,10 +102,19 @@ class LeastPrivileged(Product):
             run_as_administrator(database, to_script(subscriber_script(config, PUBLISHER, name)))
 
 
-@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("scenario", list(load_scenarios()), ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(
+            scenario,
+            id=scenario.name,
+            marks=() if scenario.name.startswith(WITH_LEAST_PRIVILEGE) else pytest.mark.slow,
+        )
+        for scenario in load_scenarios()
+    ],
+)
 def test_scenario_holds_with_roles_that_own_nothing(
     runnable: Scenario, servers: Servers, tmp_path: Path
 ) -> None:
