@@ -11,11 +11,21 @@ from functools import partial
 from typing import Any, Final
 
 from benchmarks.backlogs import SIX_COLUMNS, Connection, filled
+from benchmarks.beside_replay import measure_backfill, measure_many_subscriptions
 from benchmarks.freshness import COMMITS_PER_SECOND, measure_sides
 from benchmarks.memory import Peaks
 from benchmarks.programs import ROOT, SUBMIT, Run, Session, fresh, sampled
 from benchmarks.stand import PUBLISHER, Stand, stand
-from benchmarks.workloads import CatchUp, EmptyWindow, Freshness, InitialCopy, Validation, Workload
+from benchmarks.workloads import (
+    Backfill,
+    CatchUp,
+    EmptyWindow,
+    Freshness,
+    InitialCopy,
+    ManySubscriptions,
+    Validation,
+    Workload,
+)
 from embedded.postgres import binaries
 
 RECEIVED: Final = "received"
@@ -64,6 +74,8 @@ def measure(workload: Workload, size: int) -> Measured:
             return _freshness(workload, size)
         case Validation():
             return _validation(workload, size)
+        case Backfill() | ManySubscriptions():
+            return _beside_replay(workload, size)
 
 
 def _catch_up(workload: CatchUp, size: int) -> Measured:
@@ -267,6 +279,25 @@ def _freshness(workload: Freshness, seconds: int) -> Measured:
         runs={side: values["p95"] for side, values in sides.items()},
         peaks={},
         details=sides,
+        differences=differences,
+    )
+
+
+def _beside_replay(workload: Backfill | ManySubscriptions, size: int) -> Measured:
+    if isinstance(workload, Backfill):
+        changes, subscriptions = size, 1
+        runs, differences = measure_backfill(size)
+    else:
+        changes, subscriptions = 0, size
+        runs, differences = measure_many_subscriptions(size), ()
+    return Measured(
+        workload=workload.name,
+        subscriptions=subscriptions,
+        changes=changes,
+        size_mib=0.0,
+        runs={name: round(run.seconds, 3) for name, run in runs.items()},
+        peaks={name: run.peaks for name, run in runs.items()},
+        details={},
         differences=differences,
     )
 

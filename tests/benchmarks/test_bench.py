@@ -73,6 +73,17 @@ def test_a_validation_is_measured_beside_what_hashing_alone_costs(tmp_path: Path
     assert set(measured["details"]) == {"warm", "sample"}
 
 
+@pytest.mark.slow
+def test_a_backfill_many_tables_and_many_subscriptions_are_measured_too(tmp_path: Path) -> None:
+    found = bench(tmp_path, "backfill", "copy_many", "subscriptions_200", "--quick")["workloads"]
+    copied, backfilled, many = found
+    assert set(copied["runs"]) == SIDES
+    assert set(backfilled["runs"]) == {"dry_run", "warm"}
+    assert backfilled["differences"] == []
+    assert set(many["runs"]) == {"status", "parse"}
+    assert many["subscriptions"] == 5
+
+
 @pytest.mark.usefixtures("demo_on_path")
 def test_a_bound_is_judged_at_full_size_only_and_a_broken_one_fails_the_run() -> None:
     from benchmarks.bounds import judged

@@ -25,6 +25,7 @@ from benchmarks.backlogs import (
 MILLION: Final = 1_000_000
 SMALLEST: Final = 1000
 COPIED_TABLES: Final = 20
+SMALL_TABLES: Final = 500
 ONE: Final = (("p",),)
 
 
@@ -95,7 +96,29 @@ class Validation:
     subscriptions: tuple[tuple[str, ...], ...] = ONE
 
 
-Workload: TypeAlias = CatchUp | InitialCopy | EmptyWindow | Freshness | Validation
+@dataclass(frozen=True)
+class Backfill:
+    """A range of so many changes that a subscriber has applied is applied again, after a dry run."""
+
+    name: str
+    about: str
+    size: int
+    subscriptions: tuple[tuple[str, ...], ...] = ONE
+
+
+@dataclass(frozen=True)
+class ManySubscriptions:
+    """`status` and the parsing of the DAGs; the size is the number of subscriptions."""
+
+    name: str
+    about: str
+    size: int
+    subscriptions: tuple[tuple[str, ...], ...] = ONE
+
+
+Workload: TypeAlias = (
+    CatchUp | InitialCopy | EmptyWindow | Freshness | Validation | Backfill | ManySubscriptions
+)
 
 
 def _churn_for(count: int) -> Backlog:
@@ -140,9 +163,13 @@ _ALL: Final[tuple[Workload, ...]] = (
                 tuple(f"t_{number}" for number in range(1, COPIED_TABLES + 1))),
     InitialCopy("copy_wide", "30 columns, 3 kB out of line", 500_000, WIDE_TABLE, ("t",),
                 fill_table=wide_rows),
+    InitialCopy("copy_many", "500 tables of a hundred rows", 50_000, numbered_tables(SMALL_TABLES),
+                tuple(f"t_{number}" for number in range(1, SMALL_TABLES + 1))),
     EmptyWindow("empty_window", "nothing to do", 10_000, BACKLOGS["churn"]),
     Freshness("freshness", "50 commits a second, seconds from commit to visible", 120),
     Validation("validate_1e7", "a validation of one table, all rows and 5 %", 10 * MILLION),
+    Backfill("backfill", "a range into the own subscriber", 9001),
+    ManySubscriptions("subscriptions_200", "status, and parsing of the DAGs", 200),
     CatchUp("growth_1e5", "churn", 100_000, BACKLOGS["churn"]),
     CatchUp("growth_1e6", "churn", MILLION, BACKLOGS["churn"]),
     CatchUp("growth_1e7", "churn", 10 * MILLION, BACKLOGS["churn"]),
@@ -151,13 +178,14 @@ _ALL: Final[tuple[Workload, ...]] = (
 WORKLOADS: Final[Mapping[str, Workload]] = {workload.name: workload for workload in _ALL}
 
 QUICK_SHARE: Final = 0.01
-QUICK_SECONDS: Final = 5
+QUICK_LEAST: Final = 5
+"""Seconds, or subscriptions."""
 
 
 def size_of(workload: Workload, *, rows: int | None, is_quick: bool) -> int:
     """How many changes or rows; `rows` replaces the size of the large ones, a quick run has a hundredth."""
     if is_quick:
-        smallest = QUICK_SECONDS if isinstance(workload, Freshness) else SMALLEST
+        smallest = QUICK_LEAST if isinstance(workload, Freshness | ManySubscriptions) else SMALLEST
         return max(smallest, int(workload.size * QUICK_SHARE))
     if rows is not None and not workload.name.startswith("growth"):
         return min(rows, workload.size) if workload.size < MILLION else rows
@@ -167,10 +195,12 @@ def size_of(workload: Workload, *, rows: int | None, is_quick: bool) -> int:
 __all__ = [
     "FULL_ROWS",
     "WORKLOADS",
+    "Backfill",
     "CatchUp",
     "EmptyWindow",
     "Freshness",
     "InitialCopy",
+    "ManySubscriptions",
     "Validation",
     "Workload",
     "size_of",

@@ -62,7 +62,7 @@ from cdc_replay.subscriber.apply_connection import connect_as_apply_worker
 from cdc_replay.subscriber.as_owner import TargetSession, act_on
 from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.subscription_lock import stable_hash
-from cdc_replay.subscriber.subscription_tables import known_tables, set_table_state
+from cdc_replay.subscriber.subscription_tables import set_table_state, table_state
 from cdc_replay.subscriber.target_checks import check_names
 from cdc_replay.subscriber.target_statements import lock_out_writers, target_reference
 from cdc_replay.subscriber.target_tables import TargetTable
@@ -249,7 +249,7 @@ def _fill(
         move_staged(destination, session, [name], table.target, table.columns)
         return copied
     target = CopyTarget(table.identifier, table.name, table.columns)
-    with indexes_rebuilt_after(destination, table.name.schema, table.name.name):
+    with indexes_rebuilt_after(destination, table.name.schema, table.name.name, chunk.bytes):
         return copy_across(source, chunk.sources, destination, target, settings.pace())
 
 
@@ -308,8 +308,7 @@ def accepts_staged_rows(connection: Connection, subscription: str, table: TableC
 
 
 def _state_of(connection: Connection, subscription: str, table: TableCopy) -> TableState | None:
-    tables = known_tables(connection, subscription)
-    return next((entry.state for entry in tables if entry.relation == table.relation), None)
+    return table_state(connection, subscription, table.relation)
 
 
 def delete_rows(session: TargetSession, table: TableCopy) -> None:

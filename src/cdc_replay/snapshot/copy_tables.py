@@ -297,7 +297,11 @@ class _Run:
             if self._request.replace:
                 delete_rows(session, table)
             if not session.runs_as_owner:
-                filling.enter_context(indexes_rebuilt_after(connection, table.name.schema, table.name.name))
+                size = sum(chunk.bytes for chunk in planned.chunks)
+                size += sum(chunk.bytes for chunk in planned.staged.values())
+                filling.enter_context(
+                    indexes_rebuilt_after(connection, table.name.schema, table.name.name, size)
+                )
             return move_staged(
                 connection, session, planned.staging, table.target, table.columns, self._overlay(planned)
             )

@@ -23,6 +23,12 @@ _TABLES: Final = """
 """
 
 
+_TABLE_STATE: Final = """
+    select state, lsn::text, reason, transaction::text
+    from cdc_replay.subscription_table where subscription = %s and relation::oid = %s::oid
+"""
+
+
 _SET_TABLE_STATE: Final = """
     insert into cdc_replay.subscription_table
         (subscription, schema_name, table_name, relation, state, lsn, reason, transaction)
@@ -110,6 +116,12 @@ def known_tables(connection: Connection, subscription: str) -> tuple[KnownTable,
             _TABLES, (subscription,)
         )
     )
+
+
+def table_state(connection: Connection, subscription: str, relation: int) -> TableState | None:
+    """The state of one table, given by oid; None if it is not the subscription's."""
+    row = connection.execute(_TABLE_STATE, (subscription, relation)).fetchone()
+    return None if row is None else _state(*row)
 
 
 def table_states(connection: Connection, subscription: str) -> dict[QualifiedName, TableState]:

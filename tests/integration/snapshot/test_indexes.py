@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg.errors import UniqueViolation
 
-from cdc_replay.snapshot.indexes import DESCRIBED, indexes_rebuilt_after
+from cdc_replay.snapshot.indexes import DESCRIBED, REBUILD_FROM_BYTES, indexes_rebuilt_after
 from fixtures.postgres import Database
 
 OIDS = "select array_agg(indexrelid::text order by indexrelid) from pg_index where indrelid = 't'::regclass"
@@ -17,11 +17,11 @@ def described(subscriber: Database) -> object:
         return connection.execute(DESCRIBED, ["t"]).fetchall()
 
 
-def load(subscriber: Database) -> None:
+def load(subscriber: Database, size_bytes: int = REBUILD_FROM_BYTES) -> None:
     with (
         subscriber.connect() as connection,
         connection.transaction(),
-        indexes_rebuilt_after(connection, "public", "t"),
+        indexes_rebuilt_after(connection, "public", "t", size_bytes),
     ):
         connection.execute("insert into t (id, a) select n, n from generate_series(1, 100) n")
 
@@ -79,6 +79,13 @@ def test_table_in_use_keeps_its_indexes(subscriber: Database) -> None:
     assert subscriber.rows(OIDS) == oids
 
 
+def test_few_rows_are_indexed_one_by_one(subscriber: Database) -> None:
+    subscriber.run(TABLE)
+    oids = subscriber.rows(OIDS)
+    load(subscriber, REBUILD_FROM_BYTES - 1)
+    assert subscriber.rows(OIDS) == oids
+
+
 def test_failed_load_keeps_the_indexes(subscriber: Database) -> None:
     subscriber.run(TABLE)
     before, oids = described(subscriber), subscriber.rows(OIDS)
@@ -86,7 +93,7 @@ def test_failed_load_keeps_the_indexes(subscriber: Database) -> None:
         subscriber.connect() as connection,
         pytest.raises(UniqueViolation),
         connection.transaction(),
-        indexes_rebuilt_after(connection, "public", "t"),
+        indexes_rebuilt_after(connection, "public", "t", REBUILD_FROM_BYTES),
     ):
         connection.execute("insert into t (id) values (1), (1)")
     assert (described(subscriber), subscriber.rows(OIDS)) == (before, oids)
