@@ -39,13 +39,12 @@ class WindowSummary:
         Raises:
             InvalidLsn: if it has no LSN where one belongs.
         """
-        seconds = result.get("seconds")
         return cls(
             str(result["subscription"]),
             Lsn.parse(str(result["from_lsn"])),
             Lsn.parse(str(result["to_lsn"])),
             {name: _sum(result.get(field)) for name, field in COUNTS.items()},
-            float(seconds) if isinstance(seconds, int | float) else 0.0,
+            _seconds(result.get("seconds")),
         )
 
     def to_json(self) -> dict[str, object]:
@@ -71,3 +70,7 @@ def _sum(value: object) -> int:
     if isinstance(value, Mapping):
         return sum(map(_sum, value.values()))
     return value if isinstance(value, int) and 0 <= value < _GREATEST else 0
+
+
+def _seconds(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and 0 <= value < _GREATEST else 0.0

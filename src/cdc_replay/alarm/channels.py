@@ -1,8 +1,9 @@
 """Where notices go: mail by SMTP, and webhooks.
 
 Secrets come from a connection (`channel_connection`), which is resolved when a notice is sent. TLS is on by
-default and checks the server's certificate; a password is never sent without it. Every socket has a timeout,
-redirects are not followed, and answers are not shown: they could repeat what was sent.
+default and checks the server's certificate; a password is never sent without it. Every answer has a timeout,
+and so has the delivery; redirects are not followed, and answers are not shown: they could repeat what was
+sent.
 
 | channel | the connection's fields                                                                     |
 |---------|---------------------------------------------------------------------------------------------|
@@ -18,23 +19,32 @@ import contextlib
 import json
 import smtplib
 import ssl
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from email.headerregistry import Address
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime, localtime, make_msgid
 from http.client import HTTPException, HTTPMessage
-from typing import IO, Final, Protocol, TypeAlias
+from typing import IO, Final, Protocol, TypeAlias, TypeVar
 
 from cdc_replay.alarm.channel_connection import ChannelConnection
 from cdc_replay.alarm.message import chat_of, json_of, one_line, subject_of, text_of
 from cdc_replay.errors import ChannelFailed, InvalidConfiguration
 from cdc_replay.model.alarm import Notice
 
+_T = TypeVar("_T")
+
 DEFAULT_SECONDS: Final = 20.0
+"""For each answer that is waited for."""
+
+ANSWERS: Final = 3
+"""A delivery may take as long as so many answers, however slowly its peer sends them."""
 SUBMISSION_TLS: Final = 465
 SUBMISSION: Final = 587
 
@@ -75,13 +85,17 @@ class EmailChannel:
         """See `Channel`."""
         connection = self.resolve(self.conn_id)
         message = self._message(notice, connection)
-        try:
+
+        def deliver() -> int:
             with _smtp(connection) as client:
-                refused = client.send_message(message)
+                return len(client.send_message(message))
+
+        try:
+            refused = _deliver_in_time(self.name, connection, deliver)
         except (smtplib.SMTPException, OSError, UnicodeError) as error:
             raise ChannelFailed(f'channel "{self.name}" failed: {_reason(error)}') from None
         if refused:
-            raise ChannelFailed(f'channel "{self.name}" failed: {len(refused)} recipients were refused')
+            raise ChannelFailed(f'channel "{self.name}" failed: {refused} recipients were refused')
 
     def _message(self, notice: Notice, connection: ChannelConnection) -> EmailMessage:
         sender = self.sender or connection.text("from_email") or connection.login
@@ -148,17 +162,45 @@ class WebhookChannel:
         if connection.password:
             headers["Authorization"] = f"Bearer {connection.password}"
         seconds = connection.seconds or DEFAULT_SECONDS
+
+        def deliver() -> None:
+            with _opener().open(request, timeout=seconds):
+                pass  # any 2xx: the answer is not needed
+
         try:
             request = urllib.request.Request(  # noqa: S310 - `url` refuses other schemes than http and https
                 connection.url(self.conn_id), body.encode("utf-8", "replace"), headers, method="POST"
             )
-            with _opener().open(request, timeout=seconds):
-                pass  # any 2xx: the answer is not needed
+            _deliver_in_time(self.name, connection, deliver)
         except urllib.error.HTTPError as error:
             with error:
                 raise ChannelFailed(f'channel "{self.name}" failed: status {error.code}') from None
         except (OSError, HTTPException, ValueError) as error:
             raise ChannelFailed(f'channel "{self.name}" failed: {_reason(error)}') from None
+
+
+def _deliver_in_time(name: str, connection: ChannelConnection, deliver: Callable[[], _T]) -> _T:
+    """Deliver a notice, or leave a peer alone that keeps us waiting by sending a byte now and then.
+
+    Raises:
+        ChannelFailed: if it takes too long. Its thread ends with the process.
+    """
+    seconds = ANSWERS * (connection.seconds or DEFAULT_SECONDS)
+    delivered = Future[_T]()
+
+    def run() -> None:
+        try:
+            delivered.set_result(deliver())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+            delivered.set_exception(error)
+
+    threading.Thread(target=run, name=f"deliver by {name}", daemon=True).start()
+    try:
+        return delivered.result(seconds)
+    except FutureTimeout:
+        if delivered.done():
+            raise
+        raise ChannelFailed(f'channel "{name}" failed: not delivered within {seconds:.0f} s') from None
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

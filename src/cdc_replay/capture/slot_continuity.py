@@ -38,6 +38,7 @@ from cdc_replay.capture.redelivery import compare_redelivery
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import ChangeLogMismatch, PublisherNotReady, SlotActive, SlotLost, SlotMissing
 from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.postgres.advisory_locks import holder_of_keys
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.slot import (
     REBUILD_ALL,
@@ -97,9 +98,12 @@ def only_reader(connection: Connection, slot: str) -> Iterator[None]:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not connection.execute(_TRY_LOCK, keys).fetchall()[0][0]:
         if time.monotonic() > deadline:
+            [(second,)] = connection.execute("select hashtext(%s)", (slot,)).fetchall()
             raise SlotActive(
                 f'another capture reads replication slot "{slot}"',
-                hint="Wait until it ends, then run the command again; it continues from there.",
+                detail=holder_of_keys(connection, LOCK_CLASS, second),
+                hint="Wait until it ends, then run the command again; it continues from there. A session that"
+                " is no capture can be ended with pg_terminate_backend.",
             )
         time.sleep(_POLL_SECONDS)
     try:

@@ -185,12 +185,31 @@ def publish_file(partial: Location, file: Location) -> None:
     _flush(file.parent.path)
 
 
+def is_file_name(name: str) -> bool:
+    """Whether it is the name of a file of a folder, and no path that leads elsewhere."""
+    return name not in {"", ".", ".."} and not {"/", "\\", "\0"} & set(name)
+
+
+def check_file_name(name: str) -> str:
+    """Return the name of a file of a folder.
+
+    Raises:
+        ValueError: if it leads elsewhere.
+    """
+    if not is_file_name(name):
+        raise ValueError(f"{name!r} is no name of a file of the log")
+    return name
+
+
 def delete_files(folder: Location, names: Iterable[str]) -> int:
     """Delete files of a folder; returns how many of them existed.
 
     After a power loss before `sync_folder` they may reappear.
+
+    Raises:
+        ValueError: if a name leads out of the folder; nothing is deleted then.
     """
-    paths = [(folder / name).path for name in names]
+    paths = [(folder / check_file_name(name)).path for name in names]
     existing = [info.path for info in folder.filesystem.get_file_info(paths) if info.type == fs.FileType.File]
     for path in existing:
         folder.filesystem.delete_file(path)

@@ -27,6 +27,7 @@ import typer
 
 from cdc_replay.cli.app import SCRIPT, app
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration, InvalidLsn
+from cdc_replay.model.printable import LogLineFormatter
 from cdc_replay.model.results import Json
 from cdc_replay.private_files import set_private_umask
 from cdc_replay.terminal.options import (
@@ -116,9 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The console script."""
     set_private_umask()
     end_on_sigterm()
-    logging.basicConfig(
-        handlers=[LogHandler()], level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    handler = LogHandler()
+    handler.setFormatter(LogLineFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     sys.exit(_exit_code(sys.argv[1:] if arguments is None else arguments))
 
 

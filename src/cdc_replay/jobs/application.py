@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from cdc_replay.errors import CdcReplayError
+from cdc_replay.model.printable import LogLineFormatter
 from cdc_replay.model.results import Result
 from cdc_replay.private_files import set_private_umask
 from cdc_replay.spark.exit_codes import errors_as_exit_codes
@@ -40,7 +41,9 @@ def run(
     set_private_umask()
     end_on_sigterm()
     end_with_parent()
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogLineFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler])
     logging.getLogger("cdc_replay").setLevel(logging.INFO)
     with errors_as_exit_codes(), _errors_as_outcome():
         results = command(parse_arguments(parser))

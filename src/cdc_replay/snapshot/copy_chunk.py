@@ -61,8 +61,11 @@ from cdc_replay.snapshot.staging import (
 from cdc_replay.subscriber.apply_connection import connect_as_apply_worker
 from cdc_replay.subscriber.as_owner import TargetSession, act_on
 from cdc_replay.subscriber.replication_origin import replication_origin
-from cdc_replay.subscriber.subscription_lock import stable_hash
-from cdc_replay.subscriber.subscription_tables import set_table_state, table_state
+from cdc_replay.subscriber.subscription_tables import (
+    claim_table_state,
+    set_table_state,
+    table_state,
+)
 from cdc_replay.subscriber.target_checks import check_names
 from cdc_replay.subscriber.target_statements import lock_out_writers, target_reference
 from cdc_replay.subscriber.target_tables import TargetTable
@@ -290,10 +293,7 @@ def _check_files(source: Connection, chunk: ChunkCopy) -> None:
 
 def claim_table(connection: Connection, subscription: str, table: TableCopy) -> bool:
     """Whether this transaction is to complete the table; concurrent ones wait here until it ends."""
-    connection.execute(
-        "select pg_catalog.pg_advisory_xact_lock(%s)", (stable_hash(f"{subscription} {table.name}"),)
-    )
-    return _state_of(connection, subscription, table) == table.initial_state
+    return claim_table_state(connection, subscription, table.relation) == table.initial_state
 
 
 def accepts_staged_rows(connection: Connection, subscription: str, table: TableCopy) -> bool:
@@ -301,14 +301,10 @@ def accepts_staged_rows(connection: Connection, subscription: str, table: TableC
 
     A table that was complete before may have been replayed further in the meantime.
     """
-    current = _state_of(connection, subscription, table)
+    current = table_state(connection, subscription, table.relation)
     return current == table.initial_state or (
         isinstance(current, Ready | Parked) and isinstance(table.initial_state, Ready | Parked)
     )
-
-
-def _state_of(connection: Connection, subscription: str, table: TableCopy) -> TableState | None:
-    return table_state(connection, subscription, table.relation)
 
 
 def delete_rows(session: TargetSession, table: TableCopy) -> None:

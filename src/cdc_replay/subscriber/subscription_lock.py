@@ -6,25 +6,15 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Iterator
-from typing import Final
 
 import psycopg
 from psycopg import errors as pg
 
 from cdc_replay.errors import SubscriptionInUse
+from cdc_replay.postgres.advisory_locks import holder_of_key
 from cdc_replay.postgres.connection import Connection, translated_errors
 
 logger = logging.getLogger(__name__)
-
-_LOCK_HOLDER: Final = """
-    select activity.pid, activity.application_name
-    from pg_locks
-    join pg_stat_activity as activity using (pid)
-    where locktype = 'advisory' and granted and objsubid = 1
-        and pg_locks.database = (select oid from pg_database where datname = current_database())
-        and classid::bigint = (%(key)s::bigint >> 32) & 4294967295
-        and objid::bigint = %(key)s::bigint & 4294967295
-"""
 
 
 @contextlib.contextmanager
@@ -41,7 +31,7 @@ def lock(connection: Connection, subscription: str, *, patience_seconds: int = 0
     if not _acquire(connection, key, subscription, patience_seconds):
         raise SubscriptionInUse(
             f'another process is working on subscription "{subscription}"',
-            detail=_lock_holder(connection, key),
+            detail=holder_of_key(connection, key),
             hint="Wait until it has finished; runs of one subscription never overlap.",
         )
     try:
@@ -56,7 +46,7 @@ def _acquire(connection: Connection, key: int, subscription: str, patience_secon
     row = connection.execute("select pg_try_advisory_lock(%s)", (key,)).fetchone()
     if row is None or row[0] or not patience_seconds:
         return row is not None and bool(row[0])
-    logger.info("subscription %s is busy, waiting: %s", subscription, _lock_holder(connection, key))
+    logger.info("subscription %s is busy, waiting: %s", subscription, holder_of_key(connection, key))
     with connection.transaction(), contextlib.suppress(pg.LockNotAvailable, pg.DeadlockDetected):
         connection.execute("select set_config('lock_timeout', %s, true)", (f"{patience_seconds}s",))
         with connection.transaction():
@@ -88,9 +78,4 @@ def advisory_key(purpose: str, name: str) -> int:
 
 def lock_holder(connection: Connection, subscription: str) -> str | None:
     """A sentence that names the session which holds the lock; None if it is free."""
-    return _lock_holder(connection, advisory_key("subscription", subscription))
-
-
-def _lock_holder(connection: Connection, key: int) -> str | None:
-    row = connection.execute(_LOCK_HOLDER, {"key": key}).fetchone()
-    return None if row is None else f'It is server process {row[0]} ("{row[1]}") of the subscriber.'
+    return holder_of_key(connection, advisory_key("subscription", subscription))

@@ -124,6 +124,12 @@ def table_state(connection: Connection, subscription: str, relation: int) -> Tab
     return None if row is None else _state(*row)
 
 
+def claim_table_state(connection: Connection, subscription: str, relation: int) -> TableState | None:
+    """The same; other transactions that claim it wait until the caller's ends."""
+    row = connection.execute(_TABLE_STATE + " for update", (subscription, relation)).fetchone()
+    return None if row is None else _state(*row)
+
+
 def table_states(connection: Connection, subscription: str) -> dict[QualifiedName, TableState]:
     """The states of all tables that exist, by current name."""
     tables = known_tables(connection, subscription)

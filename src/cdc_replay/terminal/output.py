@@ -14,10 +14,10 @@ import typer
 from rich.console import Console, RenderableType
 
 from cdc_replay.model.count import count_in_words
+from cdc_replay.model.printable import printable
 from cdc_replay.model.results import Json, Result, TableReconciled
 from cdc_replay.terminal.progress import ShownProgress
 from cdc_replay.terminal.results import summarize, wrap
-from cdc_replay.terminal.units import printable
 
 UNDECIDED: Final = 3
 """The exit code of a validation that could not judge something, and saw no difference in the rest."""

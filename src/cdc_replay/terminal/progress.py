@@ -16,8 +16,8 @@ from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn
 from rich.progress import Progress as Display
 from rich.table import Column
 
+from cdc_replay.model.printable import printable
 from cdc_replay.model.progress import Pace, Progress
-from cdc_replay.terminal.units import printable
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import Final
 from cdc_replay.model import results
 from cdc_replay.model.count import count_in_words
 from cdc_replay.model.duration import duration_in_words
+from cdc_replay.model.printable import printable
 from cdc_replay.model.results import AppliedRange, Result, SnapshotResult, TableCompared
 from cdc_replay.model.size import size_in_words
-from cdc_replay.terminal.units import printable
 
 LONGEST_LABEL: Final = 28
 """A longer label has its value on the next line."""

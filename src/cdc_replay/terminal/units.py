@@ -1,9 +1,8 @@
-"""Sizes, ages and times in words, and texts of servers made safe to print."""
+"""Sizes, ages and times in words."""
 
 from __future__ import annotations
 
 import datetime as dt
-import unicodedata
 
 from cdc_replay.model.duration import duration_in_words
 from cdc_replay.model.size import size_in_words
@@ -32,13 +31,3 @@ def time_and_age(timestamp: str | None, now: dt.datetime) -> str:
 def zone(now: dt.datetime) -> str:
     """The offset of the zone, such as `UTC+02:00`."""
     return f"UTC{now.isoformat()[-6:] if now.utcoffset() else ''}"
-
-
-def printable(text: str) -> str:
-    """The text with control characters as escapes: a name must not move the cursor or set colours."""
-    return "".join(
-        character
-        if character == "\n" or unicodedata.category(character) not in {"Cc", "Cf", "Cs"}
-        else character.encode("unicode_escape").decode()
-        for character in text
-    )

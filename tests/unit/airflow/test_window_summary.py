@@ -43,9 +43,19 @@ def test_anything_else_is_no_summary(value: dict[object, object]) -> None:
     assert WindowSummary.parse(value) is None
 
 
-@pytest.mark.parametrize("count", ["<script>", -1, 2**70, None, [1], 0.5])
+@pytest.mark.parametrize("count", ["<script>", -1, 2**70, 10**400, None, [1], 0.5])
 def test_counts_that_are_none_are_zero(count: object) -> None:
     fields: dict[object, object] = dict.fromkeys([*COUNTS.values(), "seconds"], count)
     summary = WindowSummary.parse({"subscription": "nsw", "from_lsn": "0/1", "to_lsn": "0/2", **fields})
     assert summary is not None
     assert set(summary.counts.values()) == {0}
+    assert summary.seconds in {0, 0.5}
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1, 10**400])
+def test_times_that_are_none_are_zero(seconds: float) -> None:
+    summary = WindowSummary.parse(
+        {"subscription": "s", "from_lsn": "0/1", "to_lsn": "0/2", "seconds": seconds}
+    )
+    assert summary is not None
+    assert summary.seconds == 0

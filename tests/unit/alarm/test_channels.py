@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socketserver
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -178,3 +181,37 @@ def test_a_mail_connection_of_the_environment(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("AIRFLOW_CONN_OPS")
     with pytest.raises(InvalidConfiguration, match="is not known"):
         ChannelConnection.from_environment("ops")
+
+
+@contextlib.contextmanager
+def dripping(begin: bytes) -> Iterator[int]:
+    """A peer that begins an answer and never ends it, one byte after another; its port."""
+    stop = threading.Event()
+
+    class Drip(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                self.request.sendall(begin)
+                while not stop.wait(0.1):
+                    self.request.sendall(b"x")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Drip) as listening:
+        listening.daemon_threads = True
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        yield listening.server_address[1]
+        stop.set()
+        listening.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["mail", "webhook"])
+def test_a_peer_that_sends_a_byte_now_and_then_is_left_alone(kind: str) -> None:
+    with dripping(b"220 " if kind == "mail" else b"HTTP/1.1 200 OK\r\nX: ") as port:
+        connection = ChannelConnection(
+            kind="smtp" if kind == "mail" else "http",
+            host="127.0.0.1",
+            port=port,
+            extra={**PLAIN, "timeout": 1},
+        )
+        channel = mail(connection) if kind == "mail" else WebhookChannel("hook", False, lambda _: connection)
+        with pytest.raises(ChannelFailed, match="not delivered within 3 s"):
+            channel.send(NOTICE)

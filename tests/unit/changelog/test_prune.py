@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,19 @@ def test_the_start_survives_the_clean_up_of_old_commits(small: SmallLog) -> None
         small.commit_file(version).unlink()
     assert small.reopened().start_lsn == Lsn(125)
     assert small.verify().from_lsn == Lsn(125)
+
+
+@pytest.mark.parametrize("path", ["../../precious.txt", "{folder}/precious.txt", ".."])
+def test_a_file_outside_of_the_log_is_never_deleted(tmp_path: Path, small: SmallLog, path: str) -> None:
+    """Whoever can write the log's files could name one in a commit."""
+    precious = tmp_path / "precious.txt"
+    precious.write_text("precious")
+    commits = tmp_path / "log" / "changes" / "_delta_log"
+    last = max(commits.glob("*.json"))
+    (added,) = (json.loads(line)["add"] for line in last.read_text().splitlines() if '"add"' in line)
+    forged = {"add": {**added, "path": path.format(folder=tmp_path), "size": 8}}
+    (commits / f"{int(last.stem) + 1:020}.json").write_text(f'{{"commitInfo":{{}}}}\n{json.dumps(forged)}\n')
+    log = ChangeLog.open(small.log.uri)
+    with pytest.raises(ChangeLogDamaged, match="outside of its folder"):
+        log.prune(log.prunable_segments(Lsn(999)))
+    assert precious.read_text() == "precious"

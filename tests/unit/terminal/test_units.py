@@ -6,7 +6,7 @@ import datetime as dt
 
 import pytest
 
-from cdc_replay.terminal.units import duration, printable, time_and_age, zone
+from cdc_replay.terminal.units import duration, time_and_age, zone
 
 NOW = dt.datetime(2026, 1, 2, 9, 30, tzinfo=dt.timezone(dt.timedelta(hours=-3, minutes=-30)))
 
@@ -35,7 +35,3 @@ def test_time_is_in_the_zone_of_now_with_its_age(timestamp: str | None, words: s
 
 def test_zone_is_its_offset() -> None:
     assert (zone(NOW), zone(NOW.astimezone(dt.UTC))) == ("UTC-03:30", "UTC")
-
-
-def test_control_characters_are_escaped() -> None:
-    assert printable("a\tb\x1b[2J\r\nä") == "a\\tb\\x1b[2J\\r\nä"

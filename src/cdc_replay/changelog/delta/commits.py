@@ -20,7 +20,7 @@ from typing import Any, Final
 from pyarrow import fs
 
 from cdc_replay.changelog.segment import RESTORE, Segment
-from cdc_replay.changelog.storage import Location, storage_read_errors
+from cdc_replay.changelog.storage import Location, check_file_name, storage_read_errors
 from cdc_replay.errors import ChangeLogDamaged
 
 LOG_FOLDER: Final = "_delta_log"
@@ -132,7 +132,7 @@ def _commit(version: int, actions: Sequence[Mapping[str, Any]], *, is_sealed: bo
     return Commit(
         version,
         tuple(_segment(content) for content in contents.get("add", ())),
-        tuple(str(content["path"]) for content in contents.get("remove", ())),
+        tuple(check_file_name(content["path"]) for content in contents.get("remove", ())),
         {content["appId"]: int(content["version"]) for content in contents.get("txn", ())},
         {name: str(value) for name, value in configuration.items()},
         is_sealed,
@@ -142,7 +142,7 @@ def _commit(version: int, actions: Sequence[Mapping[str, Any]], *, is_sealed: bo
 def _segment(added: Mapping[str, Any]) -> Segment:
     statistics = json.loads(added["stats"])
     return Segment(
-        added["path"],
+        check_file_name(added["path"]),
         int(added["size"]),
         int(statistics["numRecords"]),
         int(statistics.get("minValues", {}).get("commit_lsn", 0)),

@@ -42,6 +42,7 @@ from cdc_replay.changelog.delta.commits import LOG_FOLDER, LogFolder, read_commi
 from cdc_replay.changelog.segment import RESTORE, Segment
 from cdc_replay.changelog.storage import (
     Location,
+    is_file_name,
     make_folder,
     put_if_absent,
     storage_read_errors,
@@ -164,7 +165,18 @@ class DurableTable:
             [actions["path"], actions["size_bytes"], _int_column(actions, "num_records"), first, last],
             names=["name", "size_bytes", "rows", "first", "last"],
         )
+        self._check_names(files["name"].to_pylist())
         return files.sort_by([("first", "ascending"), ("name", "ascending")])
+
+    def _check_names(self, names: Iterable[str]) -> None:
+        """Check that the table names only files of its folder: whoever can write the log may name others."""
+        for name in names:
+            if not is_file_name(name):
+                raise ChangeLogDamaged(
+                    f'change log table "{self.location.uri}" names a file outside of its folder',
+                    detail=f"It is {name!r}.",
+                    hint=RESTORE,
+                )
 
     def commit(self, segments: Sequence[Segment], position: AppTransaction | None = None) -> None:
         """Add durable files, perhaps none, to the table, together with the new position.
@@ -212,7 +224,8 @@ class DurableTable:
         names = self._table.vacuum(
             retention_hours=older_than_hours, dry_run=True, enforce_retention_duration=False
         )
-        return tuple(sorted(set(names)))
+        # What lies in other folders is not the log's.
+        return tuple(sorted({name for name in names if is_file_name(name)}))
 
     def unnamed_files(self) -> tuple[str, ...]:
         """The files in the table's folder that no commit names: being written, or left by a dead writer."""
