@@ -28,6 +28,9 @@ from __future__ import annotations
 import weakref
 from typing import Final
 
+from psycopg.errors import DuplicateSchema, UniqueViolation
+
+from cdc_replay.errors import SubscriberNotReady
 from cdc_replay.model.publication import STATE_SCHEMA
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.subscriber.ownership import check_state_ownership
@@ -37,12 +40,6 @@ SCHEMA: Final = STATE_SCHEMA
 
 
 _INSTALL: Final = (
-    # Even with `if not exists` the role would need CREATE on the database.
-    """
-    do $$ begin
-        if pg_catalog.to_regnamespace('cdc_replay') is null then create schema cdc_replay; end if;
-    end $$
-    """,
     """
     create table if not exists cdc_replay.subscription (
         name text primary key,
@@ -277,7 +274,9 @@ _HAS_PROOFS: Final = "select pg_catalog.to_regclass('cdc_replay.table_proof') is
 
 
 _CHECKED: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
-"""Connections that have checked the schema's ownership; nobody else can take an existing schema."""
+"""Connections that have found the schema, and nobody else in control of it: only `drop` makes that untrue.
+
+One that has not found it does not belong here: anybody with CREATE on the database can make it meanwhile."""
 
 _COMPLETE: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
 """Connections that have seen the schema complete; only `drop` makes that untrue."""
@@ -288,16 +287,40 @@ def install(connection: Connection) -> None:
 
     Raises:
         MissingPrivilege: if the role may not create a schema in this database.
+        SubscriberNotReady: if another role controls the schema, or has created it meanwhile.
     """
     if has_history(connection) and has_proofs(connection):
         return
     with translated_errors(f'cannot create schema "{SCHEMA}" on the subscriber'), connection.transaction():
-        # `if not exists` alone fails if another session is creating the same schema.
-        connection.execute("select pg_advisory_xact_lock(%s)", (advisory_key("install", ""),))
-        # Another session may have installed it meanwhile.
-        install_state = () if is_installed(connection) else _INSTALL
-        for statement in (*install_state, *_INSTALL_HISTORY):
+        lock(connection)
+        # Another session, of anybody, may have created it meanwhile.
+        if not check_state_ownership(connection):
+            _create(connection)
+        ((is_complete,),) = connection.execute(_IS_INSTALLED)
+        for statement in (*(() if is_complete else _INSTALL), *_INSTALL_HISTORY):
             connection.execute(statement)
+
+
+def lock(connection: Connection) -> None:
+    """Let no other session create, upgrade or drop the schema until the end of the transaction.
+
+    Anybody can hold the lock, so it protects from concurrency only. After it the ownership is checked anew.
+    """
+    # So that what others have committed before the lock is visible after it.
+    connection.execute("set transaction isolation level read committed")
+    connection.execute("select pg_advisory_xact_lock(%s)", (advisory_key("install", ""),))
+    _forget(connection)
+
+
+def _create(connection: Connection) -> None:
+    """Create the schema, and adopt none that has appeared since the check."""
+    try:
+        connection.execute("create schema cdc_replay")
+    except (DuplicateSchema, UniqueViolation) as error:
+        raise SubscriberNotReady(
+            f'another session has created schema "{SCHEMA}" of the subscriber at the same time',
+            hint="Run the command again. It uses the schema, or names the role that controls it.",
+        ) from error
 
 
 def upgrade(connection: Connection) -> None:
@@ -314,6 +337,11 @@ def upgrade(connection: Connection) -> None:
 def drop(connection: Connection) -> None:
     """Drop the schema, with the state of all subscriptions."""
     connection.execute("drop schema cdc_replay cascade")
+    _forget(connection)
+
+
+def _forget(connection: Connection) -> None:
+    _CHECKED.discard(connection)
     _COMPLETE.discard(connection)
 
 
@@ -326,7 +354,8 @@ def is_installed(connection: Connection) -> bool:
     if connection in _COMPLETE:
         return True
     if connection not in _CHECKED:
-        check_state_ownership(connection)
+        if not check_state_ownership(connection):
+            return False
         _CHECKED.add(connection)
     ((is_complete,),) = connection.execute(_IS_INSTALLED)
     if is_complete:

@@ -13,8 +13,7 @@ from cdc_replay.model.database import Database
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.subscriber.replication_origin import drop_origins
-from cdc_replay.subscriber.state_schema import drop, is_installed
-from cdc_replay.subscriber.subscription_lock import advisory_key
+from cdc_replay.subscriber.state_schema import drop, is_installed, lock
 
 _REMEMBER: Final = """
     insert into cdc_replay.subscription (
@@ -169,10 +168,16 @@ def remove_subscription(connection: Connection, subscription: str) -> None:
     if not is_installed(connection):
         return
     with connection.transaction():
-        connection.execute("select pg_advisory_xact_lock(%s)", (advisory_key("install", ""),))
-        connection.execute("delete from cdc_replay.subscription where name = %s", (subscription,))
-        ((has_others,),) = connection.execute("select exists (select from cdc_replay.subscription)")
-        if not has_others:
-            drop(connection)
+        lock(connection)
+        # Another session may have removed the last subscription meanwhile, and anybody created the schema.
+        if is_installed(connection):
+            _delete(connection, subscription)
     failpoint("teardown.after_state")
     drop_origins(connection, subscription)
+
+
+def _delete(connection: Connection, subscription: str) -> None:
+    connection.execute("delete from cdc_replay.subscription where name = %s", (subscription,))
+    ((has_others,),) = connection.execute("select exists (select from cdc_replay.subscription)")
+    if not has_others:
+        drop(connection)
