@@ -35,12 +35,13 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.slot import check_slot
 
 # A DO block, so that the output of a dry run works too. Without a slot the comment gets no position; NULL
-# would remove the comment.
+# would remove the comment. `format` of another schema could match better, and run as the administrator.
 _MARK_AT_SLOT: Final = """
     do $cdc_replay$ begin
-        execute format('comment on publication %I is %L', {name}, {comment} || coalesce({log_from} || (
-            select confirmed_flush_lsn::text from pg_catalog.pg_replication_slots where slot_name = {slot}
-        ), ''));
+        execute pg_catalog.format('comment on publication %I is %L', {name},
+            {comment} || coalesce({log_from} || (
+                select confirmed_flush_lsn::text from pg_catalog.pg_replication_slots where slot_name = {slot}
+            ), ''));
     end $cdc_replay$
 """
 

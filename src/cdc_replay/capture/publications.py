@@ -76,7 +76,8 @@ def plan_capture_publications(
     comments = _read_own_comments(connection, slot)
     plans = []
     for spec in _specify(catalog, publications):
-        current = catalog.publications[spec.name] if spec.name in comments else None
+        # One that is younger than the catalog is not adopted: its creation fails.
+        current = catalog.publications.get(spec.name) if spec.name in comments else None
         statements = _plan_statements(catalog, current, spec)
         if current is None or _must_recreate(catalog, current, spec):
             comment = comments.get(spec.name, comment_text(slot))

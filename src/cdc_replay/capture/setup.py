@@ -1,6 +1,6 @@
 """Prepares a publisher for capture, and undoes it. Idempotent.
 
-    checks → capture publications → event triggers → slot → mark → change log
+    checks → capture publications and event triggers, in one transaction → slot → mark → change log
 
 A dry run also prints the grants that the role lacks (`grants`), so that an administrator can run all of it
 for a role that is no superuser.
@@ -22,11 +22,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, TypeAlias
+
+from psycopg import sql
 
 from cdc_replay.capture.change_origins import ORIGIN_OPTION_SINCE
 from cdc_replay.capture.ddl.event_triggers import (
     EVENT_TRIGGERS,
+    OWNERSHIP_GUARD,
     apply_plan,
     emit_full_catalog,
     foreign_event_triggers,
@@ -37,7 +40,7 @@ from cdc_replay.capture.ddl.event_triggers import (
 )
 from cdc_replay.capture.grants import plan_grants
 from cdc_replay.capture.log_start import check_unread, execute_marks, plan_mark, plan_unmark, read_mark
-from cdc_replay.capture.ownership import check_ownership
+from cdc_replay.capture.ownership import check_ownership, nothing_adopted
 from cdc_replay.capture.publications import (
     OUR_PUBLICATIONS,
     ROOT_PUBLICATIONS,
@@ -66,9 +69,6 @@ from cdc_replay.postgres.slot import (
     system_identity,
 )
 from cdc_replay.publication.capture_set import ROOT_DEPTHS, CaptureMembers, capture_set, roots_too_deep
-
-if TYPE_CHECKING:
-    from psycopg import sql
 
 logger = logging.getLogger(__name__)
 
@@ -133,14 +133,14 @@ def setup_publisher(request: SetupRequest, *, dry_run: bool = False) -> SetupOut
         log_created = not ChangeLog.exists(request.change_log)
         _check_log(connection, request, has_slot=not slot_created)
         warnings = _setup_warnings(connection, catalog, request)
-        statements = (
-            *(statement.as_string(connection) for statement in grants),
-            *_refresh_publications(connection, catalog, request, dry_run=dry_run),
+        objects, object_warnings = (_plan_objects if dry_run else _create_objects)(
+            connection, catalog, request
         )
-        trigger_statements, trigger_warnings = _apply_event_triggers(connection, request, dry_run=dry_run)
-        statements, warnings = (*statements, *trigger_statements), (*warnings, *trigger_warnings)
+        warnings = (*warnings, *object_warnings)
         plan = _plan_slot_and_mark(connection, request, has_slot=not slot_created)
-        statements = (*statements, *(statement.as_string(connection) for statement in plan.statements))
+        statements = tuple(
+            statement.as_string(connection) for statement in (*grants, *objects, *plan.statements)
+        )
         from_lsn = None
         if not dry_run:
             from_lsn, mark_warnings = _create_slot_and_log(connection, request, plan)
@@ -199,41 +199,72 @@ def _check_publications(catalog: PublisherCatalog, publications: Sequence[str]) 
         )
 
 
-def _refresh_publications(
-    connection: Connection, catalog: PublisherCatalog, request: SetupRequest, *, dry_run: bool
-) -> tuple[str, ...]:
-    plans = plan_capture_publications(connection, catalog, request.publications, request.slot)
-    if not dry_run:
-        for plan in plans:
+_Objects: TypeAlias = tuple[tuple[sql.Composed, ...], tuple[str, ...]]
+"""Statements, and warnings of those that are left out."""
+
+# A guard must see what was committed until then, and what the transaction itself has created. The search path
+# is that of our sessions: an administrator's could lead to a stranger's functions and operators.
+_BEGIN: Final = (
+    sql.SQL("begin isolation level read committed").format(),
+    sql.SQL("set local search_path = ''").format(),
+)
+_COMMIT: Final = sql.SQL("commit").format()
+
+
+def _plan_objects(connection: Connection, catalog: PublisherCatalog, request: SetupRequest) -> _Objects:
+    """The transaction that creates or changes capture publications and event triggers."""
+    publications = plan_capture_publications(connection, catalog, request.publications, request.slot)
+    triggers, warnings = _plan_event_triggers(connection, request)
+    return _in_one_transaction(publications, triggers), warnings
+
+
+def _create_objects(connection: Connection, catalog: PublisherCatalog, request: SetupRequest) -> _Objects:
+    """Execute that transaction, without the event triggers if they are not permitted."""
+    with nothing_adopted(connection, EVENT_TRIGGERS), connection.transaction():
+        connection.execute("set transaction isolation level read committed")
+        connection.execute(OWNERSHIP_GUARD)
+        publications = plan_capture_publications(connection, catalog, request.publications, request.slot)
+        for plan in publications:
             _execute(connection, plan)
-    return tuple(statement.as_string(connection) for plan in plans for statement in plan.statements)
+        connection.execute(OWNERSHIP_GUARD)
+        triggers, warnings = _plan_event_triggers(connection, request)
+        if (refusal := apply_plan(connection, triggers)) is not None:
+            triggers, warnings = (), (*warnings, _not_permitted(refusal))
+    return _in_one_transaction(publications, triggers), warnings
+
+
+def _in_one_transaction(
+    publications: Sequence[PublicationPlan], triggers: Sequence[sql.Composed]
+) -> tuple[sql.Composed, ...]:
+    """The statements between guards; none if there are none."""
+    statements = [statement for plan in publications for statement in plan.statements]
+    if not statements and not triggers:
+        return ()
+    guard = () if OWNERSHIP_GUARD in triggers else (OWNERSHIP_GUARD,)
+    return (*_BEGIN, OWNERSHIP_GUARD, *statements, *guard, *triggers, _COMMIT)
 
 
 def _execute(connection: Connection, plan: PublicationPlan) -> None:
     # In one transaction: a change between drop and creation would be blocked or lost (R1.19).
-    with translated_errors(f'cannot set up publication "{plan.name}"'), connection.transaction():
+    with translated_errors(f'cannot set up publication "{plan.name}"'):
         for statement in plan.statements:
             connection.execute(statement)
 
 
-def _apply_event_triggers(
-    connection: Connection, request: SetupRequest, *, dry_run: bool
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Create or remove the event triggers; returns the statements, or a warning if that is not permitted."""
-    if request.event_trigger:
-        if (foreign := foreign_event_triggers(connection, request.slot)) is not None:
-            return (), (f"event triggers are not set up: {foreign} [R9.11]",)
-        plan = plan_event_triggers(connection, request.slot, request.publications)
-    else:
-        plan = plan_removal(connection, request.slot)
-    refusal = None if dry_run else apply_plan(connection, plan)
-    if refusal is None:
-        return tuple(statement.as_string(connection) for statement in plan), ()
-    warning = (
+def _plan_event_triggers(connection: Connection, request: SetupRequest) -> _Objects:
+    """The statements that create or remove the event triggers, or a warning if they are another slot's."""
+    if not request.event_trigger:
+        return plan_removal(connection, request.slot), ()
+    if (foreign := foreign_event_triggers(connection, request.slot)) is not None:
+        return (), (f"event triggers are not set up: {foreign} [R9.11]",)
+    return plan_event_triggers(connection, request.slot, request.publications), ()
+
+
+def _not_permitted(refusal: str) -> str:
+    return (
         f"event triggers cannot be set up ({refusal}): let a superuser run what `setup --dry-run` prints;"
         " until then a changed definition takes effect at the start of the pull that detects it [R9.11]"
     )
-    return (), (warning,)
 
 
 def _check_log(connection: Connection, request: SetupRequest, *, has_slot: bool) -> None:

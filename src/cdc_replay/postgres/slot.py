@@ -79,8 +79,8 @@ READINESS: Final = """
 
 # The argument `failover` exists from this version on.
 CREATE_SLOT: Final = sql.SQL(
-    "select lsn::text from pg_create_logical_replication_slot(slot_name => {slot}, plugin => {plugin},"
-    " temporary => false, twophase => {two_phase}{failover})"
+    "select lsn::text from pg_catalog.pg_create_logical_replication_slot("
+    "slot_name => {slot}, plugin => {plugin}, temporary => false, twophase => {two_phase}{failover})"
 )
 FAILOVER_SINCE: Final = 170000
 

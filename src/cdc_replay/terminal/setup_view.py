@@ -30,6 +30,11 @@ _SECTIONS: Final = (
     (("grant ", "alter role "), "Privileges that the configured role lacks."),
     (('create schema "cdc_replay" ',), "The schema of the subscriptions' state."),
     (("select lsn",), "The replication slot. This waits for the transactions that are open."),
+    (("begin",), "One transaction creates everything, or nothing if an object belongs to somebody else."),
+    (
+        ("do $cdc_replay_guard$",),
+        "Fails if objects with these names belong to a role that must not own them.",
+    ),
     (("do ",), "Where the change log starts, as a comment on a publication."),
     (
         ("create publication", "alter publication", "drop publication", "comment on publication"),
@@ -45,7 +50,8 @@ def to_script(result: SetupResult) -> str:
     lines = [f"-- {' '.join(warning.split())}" for warning in result.warnings]
     if not result.statements:
         return "\n".join([*lines, "-- Nothing is missing.", ""])
-    lines += ["-- Run this with psql as a superuser, in the database of the configuration's DSN."]
+    lines += ["-- Run this with psql as a superuser, in the database of the configuration's DSN. Use"]
+    lines += ["-- psql --set=ON_ERROR_STOP=1: after an error nothing else may be executed."]
     section = ""
     for statement in map(str.strip, result.statements):
         previous, section = section, _section(statement, section)
@@ -59,4 +65,5 @@ def _section(statement: str, previous: str) -> str:
     section = next(text for beginnings, text in _SECTIONS if statement.startswith(beginnings))
     # The role is also granted what the event triggers write to.
     is_of_triggers = statement.startswith("grant ") and '"cdc_replay_capture"' in statement
-    return previous if is_of_triggers else section
+    is_of_transaction = statement.startswith(("set local ", "commit"))
+    return previous if is_of_triggers or is_of_transaction else section

@@ -45,13 +45,13 @@ from psycopg import sql
 from cdc_replay.capture.ddl.trigger_functions import (
     FUNCTIONS,
     RELATIONS,
-    SCHEMA,
     SECRET,
     TELL_EVERYTHING,
     create_functions,
     grant_statements,
     trigger_functions,
 )
+from cdc_replay.capture.ownership import APPEARED, SCHEMA, ownership_guard
 from cdc_replay.capture.publications import MARKED_PUBLICATION, comment_text
 from cdc_replay.catalog.json_form import same_definitions
 from cdc_replay.catalog.reader import read_catalog
@@ -93,6 +93,13 @@ _TRIGGERS: Final = (
 
 EVENT_TRIGGERS: Final = tuple(trigger.name for trigger in _TRIGGERS)
 """The names of the event triggers, in order."""
+
+OWNERSHIP_GUARD: Final = ownership_guard(EVENT_TRIGGERS)
+"""The statement that fails if somebody else owns an object of ours."""
+
+_CREATE_SCHEMA: Final = sql.SQL("create schema {}").format(sql.Identifier(SCHEMA))
+
+_SCHEMA_EXISTS: Final = "select exists (select from pg_namespace where nspname = %s)"
 
 _SELECT_TRIGGERS: Final = """
     select evtname::text, obj_description(oid, 'pg_event_trigger'), evtenabled in ('A', 'O')
@@ -140,13 +147,12 @@ def plan_event_triggers(
     Execute them in one transaction, which also writes the full catalog: so it is known from the event
     triggers' first position on. `publications` are the subscribed ones. There are no statements if an event
     trigger with one of our names belongs to another slot.
+
+    The transaction must begin with `OWNERSHIP_GUARD`; it is repeated before the event triggers are created.
     """
     existing = _read_triggers(connection)
-    statements = _statements(publications)
-    digest = hashlib.sha256(
-        "\n".join(statement.as_string(None) for statement in statements).encode()
-    ).hexdigest()[:16]
-    comment = f"{_comment_prefix(slot)}{digest}"
+    functions, triggers = create_functions(publications), _create_triggers()
+    comment = f"{_comment_prefix(slot)}{_digest((_CREATE_SCHEMA, *functions, *triggers))}"
     is_current = existing == tuple(
         _ExistingTrigger(name, comment, is_enabled=True) for name in EVENT_TRIGGERS
     )
@@ -159,7 +165,17 @@ def plan_event_triggers(
         for name in EVENT_TRIGGERS
     ]
     roles = [role for (role,) in connection.execute(_SELECT_CAPTURE_ROLES, (MARKED_PUBLICATION,))]
-    return (*removal, *statements, *grant_statements(roles), *comments, TELL_EVERYTHING)
+    return (
+        *removal,
+        # Never `if not exists`: a schema that appears until then is somebody else's.
+        *(() if _schema_exists(connection) else (_CREATE_SCHEMA,)),
+        *functions,
+        *grant_statements(roles),
+        OWNERSHIP_GUARD,
+        *triggers,
+        *comments,
+        TELL_EVERYTHING,
+    )
 
 
 def plan_removal(connection: Connection, slot: str) -> tuple[sql.Composed, ...]:
@@ -187,11 +203,16 @@ def plan_removal(connection: Connection, slot: str) -> tuple[sql.Composed, ...]:
 
 
 def apply_plan(connection: Connection, plan: Sequence[sql.Composed]) -> str | None:
-    """Execute the statements in one transaction; if that is not permitted, return the server's message."""
+    """Execute the statements in one transaction; if that is not permitted, return the server's message.
+
+    Errors of `OWNERSHIP_GUARD`, and of objects that appeared after the planning, pass unchanged.
+    """
     try:
         with connection.transaction():
             for statement in plan:
                 connection.execute(statement)
+    except APPEARED:
+        raise
     except (psycopg.ProgrammingError, psycopg.NotSupportedError) as error:
         return error.diag.message_primary or str(error)
     return None
@@ -273,12 +294,18 @@ def _may_read_secret(connection: Connection) -> bool:
     return bool(may_read)
 
 
-def _statements(publications: Sequence[str]) -> tuple[sql.Composed, ...]:
-    return (
-        sql.SQL("create schema if not exists {}").format(sql.Identifier(SCHEMA)),
-        *create_functions(publications),
-        *(statement for trigger in _TRIGGERS for statement in _trigger_statements(trigger)),
-    )
+def _schema_exists(connection: Connection) -> bool:
+    ((exists,),) = connection.execute(_SCHEMA_EXISTS, (SCHEMA,)).fetchall()
+    return bool(exists)
+
+
+def _digest(statements: Sequence[sql.Composed]) -> str:
+    text = "\n".join(statement.as_string(None) for statement in statements)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _create_triggers() -> tuple[sql.Composed, ...]:
+    return tuple(statement for trigger in _TRIGGERS for statement in _trigger_statements(trigger))
 
 
 def _trigger_statements(trigger: _Trigger) -> tuple[sql.Composed, ...]:

@@ -22,12 +22,10 @@ from typing import Final, LiteralString
 from psycopg import sql
 
 from cdc_replay.capture.ddl.follow_function import follow_body
+from cdc_replay.capture.ownership import SCHEMA
 from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, MESSAGE_FORMAT, REWRITE_PREFIX
 from cdc_replay.catalog.reader import COLUMNS, MEMBERSHIPS, PUBLICATIONS, TABLES
 from cdc_replay.postgres.connection import PINNED_SETTINGS
-
-SCHEMA: Final = "cdc_replay_capture"
-"""The schema of the functions."""
 
 FUNCTIONS: Final = (
     "tell_definitions()", "tell_rewrite()", "tell_everything()", "emit(text, json)",
