@@ -7,7 +7,7 @@ position in the change stream (R9.10, R9.11). Their content is JSON in UTF-8.
 
     {"format": 1,
      "touched_tables": [oid…], "partitions": [oid…], "written_columns": [[table, attnum]…],
-     "respelled_tables": [oid…],
+     "respelled_tables": [oid…], "described_tables": [oid…],
      "touched_publications": [oid…], "removed_memberships": [[publication, table]…],
      "schemas_of": [oid…], "added_schemas": [[publication, name]…], "removed_schemas": [[publication, name]…],
      "tables": [row…], "columns": [row…], "publications": [row…], "memberships": [row…]}
@@ -19,6 +19,8 @@ position in the change stream (R9.10, R9.11). Their content is JSON in UTF-8.
 | an untouched table whose parent is touched, and which is not | it was detached: its parent is removed     |
 | among `partitions` (the children that stay as they are)      |                                            |
 | a respelled table, with its memberships                      | texts of its unchanged parts are replaced  |
+| a described table: it was added to a publication             | the same, but not for its memberships      |
+| a table without a row filter any more                        | loses texts of its generation expressions  |
 | a touched publication                                        | replaced by its row, except for its lists; |
 |                                                              | removed without a row                      |
 | a publication of `schemas_of`                                | gets the row's list of schemas             |
@@ -48,7 +50,13 @@ from typing import Final, TypeVar
 
 from pydantic import ValidationError
 
-from cdc_replay.catalog.reader import CatalogRow, parse_memberships, parse_publication, parse_tables
+from cdc_replay.catalog.reader import (
+    CatalogRow,
+    parse_memberships,
+    parse_publication,
+    parse_tables,
+    without_generation_texts,
+)
 from cdc_replay.catalog.schema import MAX_MESSAGE_BYTES, DdlChangeContent, RewriteContent
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.publication import Membership, Publication, PublisherCatalog, Table, TableColumn
@@ -78,6 +86,8 @@ class DdlChange:
     """Children of touched tables that the command left as they are."""
     written_columns: frozenset[tuple[RelationId, int]]
     respelled_tables: frozenset[RelationId]
+    described_tables: frozenset[RelationId]
+    """Tables with generated columns whose memberships were added: a row filter may read the expressions."""
     touched_publications: frozenset[int]
     schemas_of: frozenset[int]
     removed_memberships: frozenset[tuple[int, RelationId]]
@@ -107,6 +117,7 @@ def parse_ddl_change(content: bytes | str) -> DdlChange:
         partitions=_relation_ids(parsed.partitions),
         written_columns=frozenset((RelationId(oid), attnum) for oid, attnum in parsed.written_columns),
         respelled_tables=_relation_ids(parsed.respelled_tables),
+        described_tables=_relation_ids(parsed.described_tables),
         touched_publications=frozenset(parsed.touched_publications),
         schemas_of=frozenset(parsed.schemas_of),
         removed_memberships=frozenset(
@@ -147,17 +158,31 @@ def apply_ddl_change(catalog: PublisherCatalog, change: DdlChange) -> PublisherC
     else:
         tables = _merge_tables(catalog, change)
         publications = list(_merge_publications(catalog, change, tables))
+        for relation in _filtered(catalog.publications.values()) - _filtered(publications):
+            if relation in tables:
+                tables[relation] = without_generation_texts(tables[relation])
     return dataclasses.replace(
         catalog, tables=tables, publications={publication.name: publication for publication in publications}
     )
 
 
+def _filtered(publications: Iterable[Publication]) -> set[RelationId]:
+    """The tables with a row filter."""
+    return {
+        relation
+        for publication in publications
+        for relation, membership in publication.memberships.items()
+        if membership.row_filter is not None
+    }
+
+
 def _merge_tables(catalog: PublisherCatalog, change: DdlChange) -> dict[RelationId, Table]:
     tables: dict[RelationId, Table] = {}
+    respelled = change.respelled_tables | change.described_tables
     for relation, table in catalog.tables.items():
         if relation in change.touched_tables:
             continue
-        if relation in change.respelled_tables and relation in change.tables:
+        if relation in respelled and relation in change.tables:
             tables[relation] = _respell(table, change.tables[relation])
         elif table.parent not in change.touched_tables or relation in change.partitions:
             tables[relation] = table

@@ -13,7 +13,7 @@ catalogs have equal texts.
         {"id", "schema", "name", "is_partitioned", "parent", "replica_identity", "key_columns",
          "primary_key", "dropped_columns", "is_publishable",
          "columns": [{"attnum", "name", "type_oid", "typmod", "type_sql", "collation_sql",
-                      "generated", "generation_sql", "generation_tree"}]}]}      the last only if generated
+                      "generated", "generation_sql", "generation_tree"}]}]}      the last only if recorded
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cdc_replay.catalog.schema import (
     StoredPublication,
     StoredTable,
 )
-from cdc_replay.errors import ChangeLogDamaged
+from cdc_replay.errors import ChangeLogDamaged, PublisherNotReady
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import (
     Generated,
@@ -57,8 +57,12 @@ def same_definitions(a: PublisherCatalog, b: PublisherCatalog) -> bool:
 
 
 def catalog_to_json(catalog: PublisherCatalog) -> str:
-    """The JSON form, in one line."""
-    return json.dumps(
+    """The JSON form, in one line.
+
+    Raises:
+        PublisherNotReady: if it is too long to be read again.
+    """
+    text = _dump(
         {
             "format": FORMAT,
             "lsn": str(catalog.lsn),
@@ -67,9 +71,32 @@ def catalog_to_json(catalog: PublisherCatalog) -> str:
                 _publication_json(publication) for _, publication in sorted(catalog.publications.items())
             ],
             "tables": [_table_json(table) for _, table in sorted(catalog.tables.items())],
-        },
-        ensure_ascii=False,
-        separators=(",", ":"),
+        }
+    )
+    if len(text) > MAX_CATALOG_BYTES:
+        raise _too_long(catalog)
+    return text
+
+
+def _dump(value: _Json) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _too_long(catalog: PublisherCatalog) -> PublisherNotReady:
+    """The error for a catalog that could not be read again; it names the table that contributes most."""
+    sizes = {table.id: len(_dump(_table_json(table))) for table in catalog.tables.values()}
+    for publication in catalog.publications.values():
+        for relation in publication.memberships.keys() & sizes.keys():
+            sizes[relation] += len(_dump(_membership_json(publication.memberships[relation])))
+    largest = sorted(catalog.tables.values(), key=lambda table: sizes[table.id])[-1:]
+    return PublisherNotReady(
+        f"the publisher's catalog has more than {MAX_CATALOG_BYTES} bytes",
+        detail=" ".join(
+            f'The largest definition, of {sizes[table.id]} bytes, is that of table "{table.name}".'
+            for table in largest
+        ),
+        hint="Shorten the definitions of the database's tables, or drop tables.",
+        rule="R9.10",
     )
 
 

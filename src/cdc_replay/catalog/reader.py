@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final, LiteralString, TypeAlias
 
@@ -99,13 +99,24 @@ TABLES: Final = CatalogRows(
 )
 """Publishable tables `c`."""
 
+# Only a row filter of the same table makes anybody read a generation expression. Printing it takes a lock on
+# its table, without limit, and the stack depth of a nested one: the owner of any other table could make every
+# command wait or fail. The limits bound the catalog, and are those of trees, which need neither.
 COLUMNS: Final = CatalogRows(
     row="""a.attrelid::bigint, a.attnum, a.attname, a.atttypid::bigint, a.atttypmod,
         format_type(a.atttypid, a.atttypmod),
         case when a.attcollation <> t.typcollation
             then quote_ident(collation_schema.nspname) || '.' || quote_ident(l.collname) end,
-        a.attgenerated, case when a.attgenerated <> '' then {text} end,
-        case when a.attgenerated <> '' then d.adbin::text end""",
+        a.attgenerated,
+        case when a.attgenerated <> '' and octet_length(d.adbin::text) <= 65536
+            and exists (
+                select from pg_publication_rel f where f.prrelid = a.attrelid and f.prqual is not null
+            )
+            then {text} end,
+        case when a.attgenerated <> '' and octet_length(d.adbin::text) <= case when exists (
+                select from pg_publication_rel f where f.prrelid = a.attrelid and f.prqual is not null
+            ) then 65536 else 4096 end
+            then d.adbin::text end""",
     source="""from pg_attribute a
     join pg_type t on t.oid = a.atttypid
     left join pg_collation l on l.oid = a.attcollation
@@ -115,7 +126,7 @@ COLUMNS: Final = CatalogRows(
     order="a.attrelid, a.attnum",
     text="pg_get_expr(d.adbin, d.adrelid)",
 )
-"""Live columns `a`."""
+"""Live columns `a`. Generation expressions: the text only of tables with a row filter; none that is long."""
 
 PUBLICATIONS: Final = CatalogRows(
     row="""p.oid::bigint, p.pubname, p.puballtables, p.pubviaroot,
@@ -137,15 +148,18 @@ MEMBERSHIPS: Final = CatalogRows(
 )
 """Tables `m` that publications list or except (R2.18)."""
 
+_SHORT_TREE_BYTES: Final = 4096
+"""Of a generation expression that no row filter can read, as in `COLUMNS`."""
+
 _EVERYTHING: Final = sql.SQL("true")
 
 
 def read_catalog(connection: Connection, lsn: Lsn | None = None, *, texts: bool = True) -> PublisherCatalog:
     """All publications and publishable tables of the connection's database, from one snapshot.
 
-    `texts`: also read the texts of row filters and generated columns, which waits for tables that are being
-    altered. An open transaction of the caller is used; it must be repeatable read. `lsn` becomes the
-    catalog's position (default: the current WAL flush position).
+    `texts`: also read the texts of row filters, and of generated columns of tables with one, which waits for
+    such tables while they are being altered. An open transaction of the caller is used; it must be
+    repeatable read. `lsn` becomes the catalog's position (default: the current WAL flush position).
 
     Raises:
         PublisherNotReady: if the server's version is not supported (R2.18).
@@ -250,6 +264,21 @@ def _column(row: CatalogRow) -> TableColumn:
         # Rows of earlier releases' messages do not have it.
         generation_tree=tree[0] if tree else None,
     )
+
+
+def without_generation_texts(table: Table) -> Table:
+    """The table as `COLUMNS` describes one without a row filter."""
+    columns = tuple(
+        column
+        if column.generated is Generated.NO
+        else replace(column, generation_sql=None, generation_tree=_short(column.generation_tree))
+        for column in table.columns
+    )
+    return replace(table, columns=columns)
+
+
+def _short(tree: str | None) -> str | None:
+    return None if tree is None or len(tree.encode()) > _SHORT_TREE_BYTES else tree
 
 
 def parse_publication(row: CatalogRow, memberships: Mapping[RelationId, Membership]) -> Publication:

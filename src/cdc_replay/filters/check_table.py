@@ -42,6 +42,8 @@ _TREE_OF_SERVER: Final = """
     where (n.nspname, c.relname, a.attname) = (%s, %s, %s) and pg_catalog.pg_get_expr(d.adbin, d.adrelid) = %s
 """
 
+_NOT_RECORDED: Final = "its expression is too long, or was not recorded before the table had a row filter"
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -228,6 +230,8 @@ def _generation_tree(column: TableColumn, table: QualifiedName, connection: Conn
     """
     if column.generation_tree is not None:
         return read_node(column.generation_tree)
+    if column.generation_sql is None:
+        raise _not_computable(column, table, _NOT_RECORDED)
     key = (table.schema, table.name, column.name, column.generation_sql)
     for (tree,) in connection.execute(_TREE_OF_SERVER, key):
         return read_node(tree)

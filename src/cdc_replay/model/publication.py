@@ -85,7 +85,8 @@ class TableColumn:
     """A live column; `type_sql` and `collation_sql` are DDL, schema-qualified.
 
     These and `generation_sql` are for display and comparison, and never executed. `generation_tree` is
-    `pg_attrdef.adbin` as stored; None for a generated column if the recorded catalog lacks it.
+    `pg_attrdef.adbin` as stored. Of a generated column both can be None: the text if its table has no row
+    filter, both if the expression is long, the tree also in catalogs of earlier releases.
     """
 
     attnum: int

@@ -74,6 +74,7 @@ def test_columns_have_type_texts_for_ddl(publisher: Database, read: Read) -> Non
             twice int generated always as (id * 2) stored
         );
         alter table t drop column gone;
+        create publication p for table t where (id > 0);
     """)
     table = named(read(), "public.t")
 
@@ -100,6 +101,7 @@ def test_virtual_and_stored_generated_columns_are_distinguished(publisher: Datab
     if publisher.rows("select current_setting('server_version_num')::int < 180000") == [(True,)]:
         pytest.skip("virtual generated columns exist from PostgreSQL 18 on")
     publisher.run("create table t (a int, b int generated always as (a + 1) virtual)")
+    publisher.run("create publication p for table t where (a > 0)")
 
     column = named(read(), "public.t").column("b")
 

@@ -221,6 +221,21 @@ def test_unwritten_column_keeps_its_type_text() -> None:
     assert [column.type_sql for column in changed[PLAIN].columns] == ["integer", *["was this once"] * 3]
 
 
+def test_described_table_gets_expressions_and_keeps_its_membership() -> None:
+    columns = column_rows(PLAIN)
+    columns[1][7:] = ["", "the text", "the tree"]
+    actual = after(
+        described_tables=[PLAIN],
+        tables=[table_row(PLAIN, "plain")],
+        columns=columns,
+        memberships=[[92, PLAIN, "{b}", "b", None]],
+    )
+
+    column = actual.tables[listed(PLAIN).relation].columns[1]
+    assert (column.generation_sql, column.generation_tree) == ("the text", "the tree")
+    assert listed(PLAIN).relation in actual.publication("q").memberships
+
+
 def test_respelled_table_gets_new_schema_and_type_names() -> None:
     """Concurrent changes are kept; only the text of the same filter is replaced."""
     columns = column_rows(PLAIN)

@@ -10,7 +10,8 @@ Only objects that the command has locked are reported as a whole, because no oth
 changed them by the commit: tables that it altered, and rows of `pg_publication` that it wrote. Lists of
 publications are reported entry by entry, because DROP TABLE, for instance, removes entries of publications
 that it does not lock. For objects that merely mention an altered object, such as a type, only the new
-spelling is reported.
+spelling is reported; so it is for tables that are added to a publication, whose generation expressions the
+catalog has in full only from then on.
 """
 
 from __future__ import annotations
@@ -257,6 +258,7 @@ declare
     objects oid[];
     touched_tables oid[];
     respelled_tables oid[] := '{{}}';
+    described_tables oid[] := '{{}}';
     touched_publications oid[];
     schemas_of oid[] := '{{}}';
     added_memberships oid[] := '{{}}';
@@ -269,6 +271,11 @@ begin
     else
 {by_drop};
     end if;
+    described_tables := array(
+        select distinct m.prrelid from pg_publication_rel m
+        where m.oid = any(added_memberships) and m.prrelid <> all(touched_tables || respelled_tables)
+            and exists (select from pg_attribute a where a.attrelid = m.prrelid and a.attgenerated <> '')
+    );
     if touched_tables || respelled_tables || touched_publications || schemas_of || added_memberships <> '{{}}'
         or coalesce(added_schemas, removed_memberships, removed_schemas) is not null
     then
@@ -276,6 +283,7 @@ begin
             'format', {format},
             'touched_tables', touched_tables::bigint[],
             'respelled_tables', respelled_tables::bigint[],
+            'described_tables', described_tables::bigint[],
             'touched_publications', touched_publications::bigint[],
             'schemas_of', schemas_of::bigint[],
             'added_schemas', coalesce(added_schemas, '[]'),
@@ -412,8 +420,8 @@ def _rows(only: Mapping[str, LiteralString]) -> sql.Composed:
 
 
 _TOUCHED: Final[Mapping[str, LiteralString]] = {
-    "table": "c.oid = any(touched_tables || respelled_tables)",
-    "column": "a.attrelid = any(touched_tables || respelled_tables)",
+    "table": "c.oid = any(touched_tables || respelled_tables || described_tables)",
+    "column": "a.attrelid = any(touched_tables || respelled_tables || described_tables)",
     "publication": "p.oid = any(touched_publications || schemas_of)",
     "membership": "(m.prrelid = any(touched_tables || respelled_tables) or m.oid = any(added_memberships))",
 }

@@ -190,6 +190,12 @@ MEETING = """
     alter publication q add tables in schema public
     alter publication q drop tables in schema s
     alter publication q add table computed where (a > 5)
+    alter publication q add table computed
+    alter publication q add table computed where (a > 5); alter publication q drop table computed
+    alter publication q add table computed where (a > 5); alter publication q set table computed
+    alter publication q add table computed where (a > 5); drop publication q
+    alter publication q add table computed where (a > 5); alter table computed add b int
+    create publication another for table computed where (a > 5)
     create publication another for table plain, root
     alter index keyed_j rename to keyed_jay
     create unique index on plain (a, b)
