@@ -120,7 +120,10 @@ class DifferenceCounts:
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """Keys that occur more than once on the subscriber: their number, and the first."""
+    """Keys that occur more than once on the subscriber: their number, and the first.
+
+    They are searched for where the sides differ: equal rows have the publisher's keys, which are unique.
+    """
 
     count: int
     first: tuple[str, ...]
