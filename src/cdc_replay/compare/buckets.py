@@ -20,6 +20,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -177,13 +178,19 @@ def compare_buckets(
 ) -> Iterator[Iterator[BucketComparison]]:
     """All buckets that have rows, by id; `count` is called with the size of each digest.
 
-    Both queries start before a row of either is read, so the servers work in parallel.
+    A server answers when it has hashed its whole table, so both are asked before either answer is awaited.
     """
-    with (
-        _read_digests(publisher, bits, count) as publisher_digests,
-        _read_digests(subscriber, bits, count) as subscriber_digests,
-    ):
-        yield compare_digests(publisher_digests, subscriber_digests)
+    sides = (publisher, subscriber)
+    readers = [_read_digests(side, bits, count) for side in sides]
+    with contextlib.ExitStack() as stack:
+        with ThreadPoolExecutor(len(sides), thread_name_prefix="digests") as threads:
+            try:
+                digests = list(threads.map(stack.enter_context, readers))
+            except BaseException:
+                for side in sides:
+                    side.session.cancel()
+                raise
+        yield compare_digests(*digests)
 
 
 @contextlib.contextmanager

@@ -175,14 +175,19 @@ def _cut_after(connection: Connection, seconds: float | None) -> Iterator[None]:
             timer.cancel()
 
 
+def cancel_statement(connection: Connection) -> None:
+    """Cancel the statement that another thread runs, if there is one; wait at most a second."""
+    with contextlib.suppress(psycopg.Error):
+        if connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
+            connection.cancel_safe(timeout=1)
+
+
 def _cancel_all() -> None:
     """Cancel the running statements of all threads."""
     with _registering:
         present = tuple(_connections)
     for connection in present:
-        with contextlib.suppress(psycopg.Error):
-            if connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
-                connection.cancel_safe(timeout=1)
+        cancel_statement(connection)
 
 
 cancel_on_termination(_cancel_all)

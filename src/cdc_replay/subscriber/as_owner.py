@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString, Protocol
 from psycopg import sql
 
 from cdc_replay.errors import MissingPrivilege
-from cdc_replay.postgres.connection import Connection, translated_errors
+from cdc_replay.postgres.connection import Connection, cancel_statement, translated_errors
 from cdc_replay.postgres.identifiers import commas
 from cdc_replay.subscriber.owners import CANNOT_BECOME, ActingRole, Rights, lock_tables, read_acting_roles
 from cdc_replay.subscriber.target_checks import check_names
@@ -124,6 +124,9 @@ class TargetSession(Protocol):
         `columns` define it for an owner, who cannot create it.
         """
 
+    def cancel(self) -> None:
+        """From another thread: cancel the running statement, if there is one."""
+
 
 @dataclass(frozen=True, slots=True)
 class AsOurselves:
@@ -164,6 +167,10 @@ class AsOurselves:
         """As `TargetSession`."""
         del columns
         return sql.SQL("create temporary table {} on commit drop as").format(table)
+
+    def cancel(self) -> None:
+        """As `TargetSession`."""
+        cancel_statement(self.connection)
 
 
 @dataclass(slots=True)
@@ -232,6 +239,10 @@ class AsOwner:
         self.connection.execute(create.format(table, commas(columns)))
         self.share(table)
         return sql.SQL("insert into {}").format(table)
+
+    def cancel(self) -> None:
+        """As `TargetSession`."""
+        cancel_statement(self.connection)
 
     @property
     def _answer(self) -> sql.Identifier:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
 
 import pytest
+from psycopg import sql
 
 from cdc_replay.compare.buckets import (
     FEW_ROWS,
@@ -15,8 +20,11 @@ from cdc_replay.compare.buckets import (
     BucketDigest,
     Buckets,
     UnequalBuckets,
+    compare_buckets,
     compare_digests,
 )
+from cdc_replay.compare.digest import TableSide
+from cdc_replay.subscriber.as_owner import TargetSession
 
 
 def unequal(rows: int, buckets: int, bits: int = FIRST_BITS) -> UnequalBuckets:
@@ -64,3 +72,52 @@ def test_equal_sums_with_different_row_counts_differ() -> None:
 
 def test_two_empty_sides_are_equal() -> None:
     assert unequal_rows(digests(), digests()) == []
+
+
+@dataclass(frozen=True)
+class Hashing:
+    """A server that answers once both are asked, or that fails while the other one still hashes."""
+
+    asked: threading.Barrier
+    cancelled: threading.Event
+    error: Exception | None = None
+
+    @contextlib.contextmanager
+    def copy(self, _query: sql.Composed) -> Iterator[list[bytes]]:
+        self.asked.wait(10)
+        if self.error is not None:
+            raise self.error
+        yield [b"1\t5\t0\t7\t9\n"]
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+@dataclass(frozen=True)
+class HashingUntilCancelled(Hashing):
+    @contextlib.contextmanager
+    def copy(self, _query: sql.Composed) -> Iterator[list[bytes]]:
+        self.asked.wait(10)
+        assert self.cancelled.wait(10)
+        yield []
+
+
+def side(session: Hashing) -> TableSide:
+    rows = sql.SQL("select id from t")
+    return TableSide(rows, ("id",), ("id",), cast("TargetSession", session), "table t")
+
+
+def test_both_servers_hash_at_the_same_time() -> None:
+    asked = threading.Barrier(2)
+    publisher, subscriber = (side(Hashing(asked, threading.Event())) for _ in range(2))
+    with compare_buckets(publisher, subscriber, 8) as compared:
+        assert [(bucket.bucket_id, bucket.rows, bucket.is_equal) for bucket in compared] == [(1, 5, True)]
+
+
+def test_a_refused_side_ends_the_other_one() -> None:
+    asked = threading.Barrier(2)
+    refused = Hashing(asked, threading.Event(), error=ValueError("refused"))
+    hashing = HashingUntilCancelled(asked, threading.Event())
+    with pytest.raises(ValueError, match="refused"), compare_buckets(side(refused), side(hashing), 8):
+        pass
+    assert hashing.cancelled.is_set()
