@@ -36,6 +36,17 @@ _TABLES: Final = """
             where (tgrelid = class.oid or tgrelid in (select relid from pg_partition_tree(class.oid)))
                 and not tgisinternal and tgenabled in ('A', 'R') and tgtype::int & 5 = 5
         ),
+        exists (
+            select from pg_trigger
+            where tgrelid = any (
+                    array(select class.oid union all select relid::oid from pg_partition_tree(class.oid))
+                )
+                and tgenabled in ('A', 'R')
+                and tgfoid in (
+                    '"RI_FKey_cascade_del"'::regproc, '"RI_FKey_setnull_del"'::regproc,
+                    '"RI_FKey_setdefault_del"'::regproc
+                )
+        ),
         array(
             -- which relation of a tree has the constraint, and which the triggers, depends on the side
             select distinct referenced.oid
@@ -296,6 +307,8 @@ class TargetTable:
     """Set if the table is partitioned and has no `identity`."""
     references: frozenset[int] = frozenset()
     """The oids of tables that its foreign keys refer to, if their triggers fire in replicating sessions."""
+    acts_on_delete: bool = False
+    """A DELETE changes rows of other tables: ON DELETE CASCADE, SET NULL or SET DEFAULT, likewise."""
 
     @property
     def writable(self) -> tuple[TargetColumn, ...]:
@@ -345,7 +358,7 @@ def read_target_tables(
     for schema, table, oid, is_partitioned, row_security, rules, triggers, *more in tables:
         if oid not in acting:
             continue  # dropped by another session
-        has_insert_triggers, references, index = more
+        has_insert_triggers, acts_on_delete, references, index = more
         index_name, identity = identities.get(index, (None, {}))
         targets[QualifiedName(schema, table)] = TargetTable(
             QualifiedName(schema, table),
@@ -361,6 +374,7 @@ def read_target_tables(
             acting[oid],
             leaves.get(oid, Leaves()),
             frozenset(references),
+            acts_on_delete,
         )
     return targets
 

@@ -222,3 +222,38 @@ def test_referenced_tables_are_those_of_foreign_keys_that_fire_in_replicating_se
     names_by_oid = {table.oid: name for name, table in tables.items()}
     found = {name: sorted(names_by_oid[oid] for oid in table.references) for name, table in tables.items()}
     assert {name: " ".join(others) for name, others in found.items() if others} == references
+
+
+@pytest.mark.parametrize(
+    ("action", "enabled", "acts"),
+    [
+        ("no action", "always", False),
+        ("restrict", "always", False),
+        ("cascade", "always", True),
+        ("set null", "replica", True),
+        ("set default", "always", True),
+        ("cascade", "", False),
+        ("no action on update cascade", "always", False),
+    ],
+)
+def test_deletion_acts_on_other_tables_if_a_foreign_key_says_so_and_fires(
+    subscriber: Database, action: str, enabled: str, acts: bool
+) -> None:
+    """Also if it refers to a partition."""
+    subscriber.run(
+        f"""
+        create table p (id int primary key) partition by range (id);
+        create table p1 partition of p for values from (0) to (50);
+        create table c (id int primary key, p int references p1 on delete {action});
+        do $$ declare name text; begin
+            for name in select tgname from pg_trigger where tgrelid = 'p1'::regclass and tgisinternal loop
+                execute format('alter table p1 enable {enabled} trigger %I', name);
+            end loop;
+        end $$
+        """
+    )
+    assert [table.acts_on_delete for table in read(subscriber, "p", "p1", "c").values()] == [
+        acts,
+        acts,
+        False,
+    ]

@@ -11,8 +11,9 @@ acts, at the end of each statement. So linked tables are merged step by step; P 
 | remove before adding | C delete; P delete, update, insert;         | a row of C leaves one of P that is   |
 |                      | C update, insert                            | deleted                              |
 
-The first is tried within a savepoint, the second decides. The first is not tried if a row of P takes the key
-of another one: if the subscriber lacked the old row, its DELETE would find the new one.
+The first is tried within a savepoint, the second decides; it is refused if a foreign key may have deleted
+rows that were to leave. The first is not tried if a row of P takes the key of another one: if the subscriber
+lacked the old row, its DELETE would find the new one.
 
 Chains are merged from the referenced end. A table that refers to itself is a P. In a circle one of the
 foreign keys does not count. Tables without such foreign keys are merged one by one.
@@ -28,9 +29,10 @@ from typing import Final, TypeAlias
 import psycopg
 
 from cdc_replay.errors import ApplyConflict
+from cdc_replay.model.frames import ConflictKind
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.replay.apply.conflicts import apply_errors
+from cdc_replay.replay.apply.conflicts import apply_errors, deletion_acts
 from cdc_replay.replay.apply.merge import MergeResult, TableMerge
 from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions
 from cdc_replay.subscriber.target_tables import TargetTable
@@ -81,12 +83,12 @@ def merge_group(
         sessions.session_for(target)  # what it creates must outlive the savepoint
     with contextlib.suppress(ApplyConflict), connection.transaction() as savepoint:
         if steps.add_before_removing():
-            return steps.results()
+            return steps.end()
         raise psycopg.Rollback(savepoint)
     sessions.confirm()  # the locks that it took after the savepoint are gone
     steps = _Steps(sessions, group, begin)
     steps.remove_before_adding()
-    return steps.results()
+    return steps.end()
 
 
 def _referenced(targets: Iterable[TargetTable]) -> frozenset[int]:
@@ -105,11 +107,22 @@ class _Steps:
         """The oids of the tables that others of the group, or they themselves, refer to."""
         return _referenced(self.group) & {target.oid for target in self.group}
 
+    @property
+    def results(self) -> dict[QualifiedName, MergeResult]:
+        """What was merged, by table."""
+        return {target.name: self._begun[target.oid].merged for target in self.group}
+
+    def end(self) -> dict[QualifiedName, MergeResult]:
+        """The results, after the last step."""
+        for merging in self._begun.values():
+            merging.end()
+        return self.results
+
     def merge_each(self) -> dict[QualifiedName, MergeResult]:
         """Table by table."""
         for target in self.group:
             self._run(target, _USUAL)
-        return self.results()
+        return self.end()
 
     def add_before_removing(self) -> bool:
         """The first order; False if keys do not allow it."""
@@ -132,10 +145,19 @@ class _Steps:
             self._run(target, _DELETE)
         for target in self.group:
             self._run(target, (TableMerge.update, TableMerge.insert))
+        self._refuse_lost_rows()
 
-    def results(self) -> dict[QualifiedName, MergeResult]:
-        """After the last step."""
-        return {target.name: self._begun[target.oid].end() for target in self.group}
+    def _refuse_lost_rows(self) -> None:
+        """Rows that are missing may have been deleted with those that they were about to leave."""
+        results = self.results
+        if not any(merged.conflicts[ConflictKind.UPDATE_MISSING.value] for merged in results.values()):
+            return
+        for target in self.group:
+            if target.acts_on_delete and results[target.name].delete:
+                why = (
+                    "Rows to update are missing, and rows that they may have referred to are deleted before."
+                )
+                raise deletion_acts(target.name, why)
 
     def _takes_freed_keys(self, target: TargetTable) -> bool:
         with apply_errors(target.name):

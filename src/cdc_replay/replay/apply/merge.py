@@ -41,6 +41,7 @@ from cdc_replay.replay.apply.conflicts import (
     KEYS_SHOWN,
     ambiguous_key,
     conflicting_changes,
+    deletion_acts,
     duplicate_key,
     key_text,
     unique_violation,
@@ -144,11 +145,10 @@ class TableMerge:
         if self.staged.count(NetKind.INSERT):
             self._insert()
 
-    def end(self) -> MergeResult:
-        """What was merged, after the last step."""
+    def end(self) -> None:
+        """After the last step: remove what its session was given."""
         if self.session.runs_as_owner:
             self.connection.execute(sql.SQL("drop view {}").format(self.staged.table.view))
-        return self.merged
 
     def takes_freed_keys(self) -> bool:
         """Whether a row takes the key of a row that is deleted or moves: then the steps need their order."""
@@ -255,6 +255,9 @@ class TableMerge:
             self._execute(self.statements.delete_at_transit_keys())
 
     def _detach(self, condition: sql.SQL) -> None:
+        if self.statements.target.acts_on_delete:
+            why = "The merge has to delete rows and insert them again, such as rows that exchange values."
+            raise deletion_acts(self.statements.target.name, why)
         detached = sql.Identifier("pg_temp", f"detached_{self.staged.table.index}_{len(self._detached)}")
         keep = self.policy is ConflictPolicy.SKIP
         into = self.session.into_temporary(detached, self.statements.detached_columns(keep_originals=keep))
