@@ -36,6 +36,35 @@ _TABLES: Final = """
             where (tgrelid = class.oid or tgrelid in (select relid from pg_partition_tree(class.oid)))
                 and not tgisinternal and tgenabled in ('A', 'R') and tgtype::int & 5 = 5
         ),
+        exists (
+            select from pg_trigger
+            where tgrelid = any (
+                    array(select class.oid union all select relid::oid from pg_partition_tree(class.oid))
+                )
+                and tgenabled in ('A', 'R')
+                and tgfoid in (
+                    '"RI_FKey_cascade_del"'::regproc, '"RI_FKey_setnull_del"'::regproc,
+                    '"RI_FKey_setdefault_del"'::regproc
+                )
+        ),
+        array(
+            -- which relation of a tree has the constraint, and which the triggers, depends on the side
+            select distinct referenced.oid
+            from pg_constraint
+            cross join lateral (
+                select confrelid union all select relid::oid from pg_partition_tree(confrelid)
+                union all select relid::oid from pg_partition_ancestors(confrelid) as ancestor (relid)
+            ) as referenced (oid)
+            where contype = 'f'
+                and conrelid = any (array(
+                    select class.oid union all select relid::oid from pg_partition_tree(class.oid)
+                    union all select relid::oid from pg_partition_ancestors(class.oid) as ancestor (relid)
+                ))
+                and exists (
+                    select from pg_trigger
+                    where tgconstraint = pg_constraint.oid and tgenabled in ('A', 'R')
+                )
+        ),
         coalesce(
             (select indexrelid from pg_index
              where indrelid = class.oid and indisreplident and indisvalid and class.relreplident = 'i'),
@@ -276,6 +305,10 @@ class TargetTable:
     """With whose rights statements run (R8.21)."""
     leaves: Leaves = Leaves()
     """Set if the table is partitioned and has no `identity`."""
+    references: frozenset[int] = frozenset()
+    """The oids of tables that its foreign keys refer to, if their triggers fire in replicating sessions."""
+    acts_on_delete: bool = False
+    """A DELETE changes rows of other tables: ON DELETE CASCADE, SET NULL or SET DEFAULT, likewise."""
 
     @property
     def writable(self) -> tuple[TargetColumn, ...]:
@@ -325,7 +358,7 @@ def read_target_tables(
     for schema, table, oid, is_partitioned, row_security, rules, triggers, *more in tables:
         if oid not in acting:
             continue  # dropped by another session
-        has_insert_triggers, index = more
+        has_insert_triggers, acts_on_delete, references, index = more
         index_name, identity = identities.get(index, (None, {}))
         targets[QualifiedName(schema, table)] = TargetTable(
             QualifiedName(schema, table),
@@ -340,6 +373,8 @@ def read_target_tables(
             index_name,
             acting[oid],
             leaves.get(oid, Leaves()),
+            frozenset(references),
+            acts_on_delete,
         )
     return targets
 

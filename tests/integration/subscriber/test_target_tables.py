@@ -185,3 +185,75 @@ def test_row_level_insert_triggers_show_the_order_of_inserts(
         """
     )
     assert read(subscriber, "t")["t"].shows_order_of_inserts(("id",)) == shows_order
+
+
+@pytest.mark.parametrize(
+    ("enabled", "references"),
+    [
+        ("none", {}),
+        ("c2", {"c": "p q q2", "c2": "p q q2"}),
+        ("c1", {"c": "p", "c1": "p"}),
+        ("p", {"c": "p", "c1": "p", "c2": "p"}),
+        ("q2", {"c": "q q2", "c2": "q q2"}),
+    ],
+)
+def test_referenced_tables_are_those_of_foreign_keys_that_fire_in_replicating_sessions(
+    subscriber: Database, enabled: str, references: dict[str, str]
+) -> None:
+    """Of partitions as well, on both sides: each can be a target."""
+    subscriber.run(
+        f"""
+        create table p (id int primary key);
+        create table q (id int primary key) partition by range (id);
+        create table q2 partition of q for values from (0) to (50);
+        create table c (id int primary key, p int references p) partition by range (id);
+        create table c1 partition of c for values from (0) to (50);
+        create table c2 partition of c for values from (50) to (99);
+        alter table c2 add foreign key (p) references q;
+        do $$ declare name text; begin
+            for name in select tgname from pg_trigger where tgrelid::regclass::text = '{enabled}' loop
+                execute format('alter table {enabled} enable replica trigger %I', name);
+            end loop;
+        end $$
+        """
+    )
+    names = ["p", "q", "q2", "c", "c1", "c2"]
+    tables = read(subscriber, *names)
+    names_by_oid = {table.oid: name for name, table in tables.items()}
+    found = {name: sorted(names_by_oid[oid] for oid in table.references) for name, table in tables.items()}
+    assert {name: " ".join(others) for name, others in found.items() if others} == references
+
+
+@pytest.mark.parametrize(
+    ("action", "enabled", "acts"),
+    [
+        ("no action", "always", False),
+        ("restrict", "always", False),
+        ("cascade", "always", True),
+        ("set null", "replica", True),
+        ("set default", "always", True),
+        ("cascade", "", False),
+        ("no action on update cascade", "always", False),
+    ],
+)
+def test_deletion_acts_on_other_tables_if_a_foreign_key_says_so_and_fires(
+    subscriber: Database, action: str, enabled: str, acts: bool
+) -> None:
+    """Also if it refers to a partition."""
+    subscriber.run(
+        f"""
+        create table p (id int primary key) partition by range (id);
+        create table p1 partition of p for values from (0) to (50);
+        create table c (id int primary key, p int references p1 on delete {action});
+        do $$ declare name text; begin
+            for name in select tgname from pg_trigger where tgrelid = 'p1'::regclass and tgisinternal loop
+                execute format('alter table p1 enable {enabled} trigger %I', name);
+            end loop;
+        end $$
+        """
+    )
+    assert [table.acts_on_delete for table in read(subscriber, "p", "p1", "c").values()] == [
+        acts,
+        acts,
+        False,
+    ]

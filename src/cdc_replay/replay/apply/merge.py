@@ -1,6 +1,6 @@
 """Driver: merge the staged net changes of one target into its rows, set-based, in the window's transaction.
 
-The order makes conflicts visible and key collisions impossible:
+The order makes conflicts visible and key collisions impossible; `replay.apply.linked_tables` has another one:
 
     1. delete     rows that the window deletes
     2. update     rows in place, only the columns sent (R8.3), keys included, so that row triggers see an
@@ -41,6 +41,7 @@ from cdc_replay.replay.apply.conflicts import (
     KEYS_SHOWN,
     ambiguous_key,
     conflicting_changes,
+    deletion_acts,
     duplicate_key,
     key_text,
     unique_violation,
@@ -78,60 +79,87 @@ class MergeResult:
     """The keys of the first `KEYS_SHOWN` rows of each kind; never another value."""
 
 
-def merge(
+def begin_merge(
     connection: Connection,
     session: TargetSession,
     target: TargetTable,
     staged: StagedTable,
     policy: ConflictPolicy,
     refold: Refold | None = None,
-) -> MergeResult:
-    """Apply the staged net changes to `target`, in the caller's transaction, by the target's `session`.
+) -> TableMerge:
+    """The merge of the staged net changes into `target`, in the caller's transaction; nothing is changed yet.
 
     `refold` is required if contingent changes are staged (`replay.apply.contingent`).
 
     Raises:
-        ApplyConflict: if a row blocks a change and the policy is `error`.
-        psycopg.Error: if the target refuses a row.
+        ApplyConflict: if changes of the window conflict, and the policy is `error`.
     """
     statements = statements_for(connection, session, target, staged)
     settlement = settle_contingent(connection, session, statements, policy, refold)
     # Rows of two leaves may have equal keys: they do not conflict, and none is overwritten.
     effective = policy if staged.table.has_own_key else ConflictPolicy.ERROR
     statements = replace(statements, staged=settlement.staged)
-    merging = _Merge(connection, session, settlement.staged, effective, statements)
+    merging = TableMerge(connection, session, settlement.staged, effective, statements)
     merging.add_conflict_keys(settlement.missing_keys)
-    merging.run()
-    if session.runs_as_owner:
-        connection.execute(sql.SQL("drop view {}").format(staged.table.view))
-    return merging.merged
+    merging.prepare()
+    return merging
 
 
 @dataclass(slots=True)
-class _Merge:
+class TableMerge:
+    """The merge into one target, step by step; statements run by the target's `session`.
+
+    Every step raises `ApplyConflict` if a row blocks a change and the policy is `error`, and psycopg's errors
+    if the target refuses a row.
+    """
+
     connection: Connection
     session: TargetSession
     staged: StagedTable
     policy: ConflictPolicy
     statements: Statements
     merged: MergeResult = field(default_factory=MergeResult)
+    _has_transient: bool = False
     _detached: list[sql.Identifier] = field(default_factory=list)
 
-    def run(self) -> None:
-        """All steps in order; those without staged changes do nothing."""
+    def prepare(self) -> None:
+        """Before the first step: stage the rest, and find the rows to change."""
         self._add_window_conflicts()
-        transient = self.staged.count(NetKind.TRANSIENT) + self._stage_transient_keys()
+        self._has_transient = self.staged.count(NetKind.TRANSIENT) + self._stage_transient_keys() > 0
         self.connection.execute(self.statements.analyze())
         has_own_key = self.staged.table.has_own_key
         if not has_own_key and (self.staged.count(NetKind.UPDATE) or self.staged.count(NetKind.DELETE)):
             self._locate_rows()
+
+    def delete(self) -> None:
+        """Step 1."""
         if self.staged.count(NetKind.DELETE):
             self._delete()
-        self._update(check_transient=has_own_key and transient > 0)
+
+    def update(self) -> None:
+        """Steps 2 to 5."""
+        self._update(check_transient=self.staged.table.has_own_key and self._has_transient)
+
+    def insert(self) -> None:
+        """Step 6."""
         if self.staged.count(NetKind.INSERT):
             self._insert()
 
+    def end(self) -> None:
+        """After the last step: remove what its session was given."""
+        if self.session.runs_as_owner:
+            self.connection.execute(sql.SQL("drop view {}").format(self.staged.table.view))
+
+    def takes_freed_keys(self) -> bool:
+        """Whether a row takes the key of a row that is deleted or moves: then the steps need their order."""
+        frees = self.staged.count(NetKind.DELETE) or self.staged.count(KEY_CHANGED)
+        if not frees or not self.staged.table.is_keyed:
+            return False
+        [(takes,)] = self.session.query(self.statements.takes_freed_keys())
+        return bool(takes)
+
     def add_conflict_keys(self, keys: Mapping[str, Sequence[str]]) -> None:
+        """Keys of changes that are known to match no row, by conflict kind."""
         if self.staged.table.is_keyed:
             self.merged.conflict_keys |= {kind: [*texts][:KEYS_SHOWN] for kind, texts in keys.items()}
 
@@ -227,6 +255,9 @@ class _Merge:
             self._execute(self.statements.delete_at_transit_keys())
 
     def _detach(self, condition: sql.SQL) -> None:
+        if self.statements.target.acts_on_delete:
+            why = "The merge has to delete rows and insert them again, such as rows that exchange values."
+            raise deletion_acts(self.statements.target.name, why)
         detached = sql.Identifier("pg_temp", f"detached_{self.staged.table.index}_{len(self._detached)}")
         keep = self.policy is ConflictPolicy.SKIP
         into = self.session.into_temporary(detached, self.statements.detached_columns(keep_originals=keep))

@@ -97,6 +97,16 @@ _BLOCKING_ROWS: Final = """
     select count(*) over (), {key} from {target} as target, {rows} where {same} limit {limit}
 """
 
+# `target` has the keys that rows have after the window, or for a while.
+_TAKES_FREED_KEYS: Final = """
+    select exists (
+        select from (select {new_keys} from {stage} as staged where {takers}) as target, {stage} as staged
+        where {staged_rows} and {key_match}
+    )
+"""
+
+_FREES_KEY: Final = sql.SQL("(staged.kind = 'D' or staged.moved)")
+
 
 @dataclass(frozen=True, slots=True)
 class Statements(PairStatements):
@@ -173,6 +183,23 @@ class Statements(PairStatements):
             staged_rows=self.staged_rows(kind),
         )
         return sql.SQL("{} and {}").format(statement, first)
+
+    def takes_freed_keys(self) -> sql.Composed:
+        """Whether a row takes a key that another one had before the window, and does not keep."""
+        key = zip(self.staged.table.keys, self.staged.table.key_positions, self._base_names, strict=True)
+        return self._fill(
+            _TAKES_FREED_KEYS,
+            new_keys=commas(
+                sql.SQL("coalesce({}, {}) as {}").format(
+                    qualified("staged", f"v{position}"),
+                    qualified("staged", base),
+                    sql.Identifier(column.name),
+                )
+                for column, position, base in key
+            ),
+            takers=self.staged_rows(NetKind.INSERT, NetKind.UPDATE, NetKind.TRANSIENT, NetKind.TRANSIT),
+            staged_rows=self.staged_rows(NetKind.DELETE, NetKind.UPDATE, condition=_FREES_KEY),
+        )
 
     def delete(self, kind: NetKind) -> sql.Composed:
         """Delete matched rows."""

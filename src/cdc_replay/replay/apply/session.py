@@ -44,8 +44,9 @@ from cdc_replay.model.subscription import SubscribedTable, Subscription
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.identifiers import commas
 from cdc_replay.replay.apply.conflicts import apply_errors
+from cdc_replay.replay.apply.linked_tables import group_tables, merge_group
 from cdc_replay.replay.apply.lock_retry import retry_on_lock
-from cdc_replay.replay.apply.merge import MergeResult, merge
+from cdc_replay.replay.apply.merge import MergeResult, TableMerge, begin_merge
 from cdc_replay.replay.apply.refused_rows import name_refused_row
 from cdc_replay.replay.apply.stage_table import StageTable, drop_staging, stage_table
 from cdc_replay.replay.apply.staging import StagedTable
@@ -167,14 +168,14 @@ class ApplySession:
     ) -> Applied:
         names = {table.index: table.name for table in self.request.tables}
         total = MergeResult()
-        merged_into = [self.targets[names[index]] for index in staged]
+        changes = {names[index]: table for index, table in staged.items()}
+        merged_into = [self.targets[name] for name in changes]
         truncated = [self.targets[names[truncation.target]] for truncation in truncations]
         with act_on(self.connection, [*merged_into, *truncated]) as sessions:
             self._truncate(sessions, truncations)
             with disable_statement_triggers(self.connection, sessions, merged_into):
-                for index in self._reported(tuple(staged), names):
-                    session = sessions.session_for(self.targets[names[index]])
-                    self._merge(session, staged[index], names[index], total)
+                for group in self._reported(group_tables(merged_into)):
+                    self._merge(sessions, group, changes, total)
         return Applied(
             total.insert,
             total.update,
@@ -185,23 +186,32 @@ class ApplySession:
             time.monotonic() - started,
         )
 
-    def _reported(self, staged: Sequence[int], names: Mapping[int, QualifiedName]) -> Iterator[int]:
+    def _reported(self, groups: Sequence[Sequence[TargetTable]]) -> Iterator[Sequence[TargetTable]]:
         request = self.request
-        return each_table(request.report, "merge", request.subscription.name, staged, names.__getitem__)
+        return each_table(
+            request.report, "merge", request.subscription.name, groups, lambda group: group[0].name
+        )
 
     def _merge(
-        self, session: TargetSession, changes: StagedTable, name: QualifiedName, total: MergeResult
+        self,
+        sessions: TargetSessions,
+        group: Sequence[TargetTable],
+        changes: Mapping[QualifiedName, StagedTable],
+        total: MergeResult,
     ) -> None:
         policy, refold = self.request.subscription.on_conflict, self.request.refold
-        with apply_errors(name):
-            merged = merge(self.connection, session, self.targets[name], changes, policy, refold)
-        total.insert += merged.insert
-        total.update += merged.update
-        total.delete += merged.delete
-        total.conflicts.update(merged.conflicts)
-        for kind, keys in merged.conflict_keys.items():
-            total.conflict_keys.setdefault(kind, []).extend(f"{name} {key}" for key in keys)
-        failpoint("replay.mid_merge")
+
+        def begin(target: TargetTable, session: TargetSession) -> TableMerge:
+            return begin_merge(self.connection, session, target, changes[target.name], policy, refold)
+
+        for name, merged in merge_group(self.connection, sessions, group, begin).items():
+            total.insert += merged.insert
+            total.update += merged.update
+            total.delete += merged.delete
+            total.conflicts.update(merged.conflicts)
+            for kind, keys in merged.conflict_keys.items():
+                total.conflict_keys.setdefault(kind, []).extend(f"{name} {key}" for key in keys)
+            failpoint("replay.mid_merge")
 
     def _truncate(self, sessions: TargetSessions, truncations: Sequence[Truncation]) -> None:
         """The subscribed tables of each TRUNCATE statement together, without CASCADE (R8.15).
