@@ -44,6 +44,7 @@ from psycopg import sql
 
 from cdc_replay.capture.ddl.trigger_functions import (
     FUNCTIONS,
+    LOCK_KEYS,
     RELATIONS,
     SECRET,
     TELL_EVERYTHING,
@@ -112,7 +113,12 @@ _BODIES: Final = """
     select proname::text, prosrc from pg_proc where pronamespace = to_regnamespace(%s)
 """
 
-_MAY_READ: Final = "select coalesce(has_table_privilege(to_regclass(%s), 'select'), false)"
+_HAS_RIGHTS: Final = """
+    select coalesce(has_table_privilege(to_regclass(%s), 'select'), false)
+        and coalesce(has_table_privilege(to_regclass(%s), 'update'), false)
+"""
+
+_HAS_LOCK_KEYS: Final = "select to_regclass(%s) is not null and not pg_is_in_recovery()"
 
 # The role of the session, and the role whose setup created the capture publications.
 _SELECT_CAPTURE_ROLES: Final = """
@@ -156,7 +162,7 @@ def plan_event_triggers(
     is_current = existing == tuple(
         _ExistingTrigger(name, comment, is_enabled=True) for name in EVENT_TRIGGERS
     )
-    is_current = is_current and _have_expected_bodies(connection) and _may_read_secret(connection)
+    is_current = is_current and _have_expected_bodies(connection) and _has_rights(connection)
     if is_current or not _are_ours(existing, slot):
         return ()
     removal = [sql.SQL("drop event trigger {}").format(sql.Identifier(trigger.name)) for trigger in existing]
@@ -198,6 +204,7 @@ def plan_removal(connection: Connection, slot: str) -> tuple[sql.Composed, ...]:
         ),
         sql.SQL("drop materialized view if exists {}").format(SECRET),
         sql.SQL("drop sequence if exists {}").format(sql.Identifier(SCHEMA, "ordinal")),
+        sql.SQL("drop table if exists {}").format(LOCK_KEYS),
         *(() if has_other_objects else (sql.SQL("drop schema if exists {}").format(sql.Identifier(SCHEMA)),)),
     )
 
@@ -237,6 +244,15 @@ def is_installed(connection: Connection, slot: str) -> bool:
     existing = _read_triggers(connection)
     names = tuple(trigger.name for trigger in existing if trigger.is_enabled)
     return names == EVENT_TRIGGERS and _are_ours(existing, slot)
+
+
+def has_lock_keys(connection: Connection, slot: str) -> bool:
+    """Whether the event triggers of `slot` exist, and the table of keys for its lock can be written."""
+    existing = _read_triggers(connection)
+    if not existing or not _are_ours(existing, slot):
+        return False
+    ((has_keys,),) = connection.execute(_HAS_LOCK_KEYS, (LOCK_KEYS.as_string(connection),)).fetchall()
+    return bool(has_keys)
 
 
 def read_secret(connection: Connection, slot: str) -> bytes | None:
@@ -289,9 +305,11 @@ def _have_expected_bodies(connection: Connection) -> bool:
     return expected.items() <= installed.items()
 
 
-def _may_read_secret(connection: Connection) -> bool:
-    ((may_read,),) = connection.execute(_MAY_READ, (SECRET.as_string(connection),)).fetchall()
-    return bool(may_read)
+def _has_rights(connection: Connection) -> bool:
+    """Whether the role may read the secret and write the keys."""
+    names = (SECRET.as_string(connection), LOCK_KEYS.as_string(connection))
+    ((has_rights,),) = connection.execute(_HAS_RIGHTS, names).fetchall()
+    return bool(has_rights)
 
 
 def _schema_exists(connection: Connection) -> bool:

@@ -26,6 +26,7 @@ from cdc_replay.capture.ddl.follow_function import follow_body
 from cdc_replay.capture.ownership import SCHEMA
 from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, MESSAGE_FORMAT, REWRITE_PREFIX
 from cdc_replay.catalog.reader import COLUMNS, MEMBERSHIPS, PUBLICATIONS, TABLES
+from cdc_replay.postgres.advisory_locks import CREATE_LOCK_KEY_TABLE, LOCK_KEY_TABLE
 from cdc_replay.postgres.connection import PINNED_SETTINGS
 
 FUNCTIONS: Final = (
@@ -34,8 +35,8 @@ FUNCTIONS: Final = (
 )  # fmt: skip
 """With argument types, in an order in which they can be dropped."""
 
-RELATIONS: Final = ("secret", "ordinal")
-"""A materialized view and a sequence in the same schema."""
+RELATIONS: Final = ("secret", "ordinal", LOCK_KEY_TABLE)
+"""A materialized view, a sequence and a table in the same schema."""
 
 _PINNED: Final = {
     "search_path": "pg_catalog, pg_temp",
@@ -200,6 +201,9 @@ _TOUCHED_BY_DROP: Final = """
 SECRET: Final = sql.Identifier(SCHEMA, "secret")
 """The relation with the secret, of one row and one column, `value`."""
 
+LOCK_KEYS: Final = sql.Identifier(SCHEMA, LOCK_KEY_TABLE)
+"""The table with the keys of the locks of slots."""
+
 _ORDINAL: Final = sql.Identifier(SCHEMA, "ordinal")
 _EMIT_FUNCTION: Final = sql.Identifier(SCHEMA, "emit")
 _TELL_EVERYTHING_FUNCTION: Final = sql.Identifier(SCHEMA, "tell_everything")
@@ -230,12 +234,14 @@ _REVOKES: Final[tuple[LiteralString, ...]] = (
     "revoke all on schema {schema} from public",
     "revoke all on {secret} from public",
     "revoke all on sequence {ordinal} from public",
+    "revoke all on {lock_keys} from public",
     "revoke all on all functions in schema {schema} from public",
 )
 
 _GRANTS: Final[tuple[LiteralString, ...]] = (
     "grant usage on schema {schema} to {roles}",
     "grant select on {secret} to {roles}",
+    "grant select, insert, update on {lock_keys} to {roles}",
     "grant execute on function {tell_everything}() to {roles}",
 )
 
@@ -372,7 +378,7 @@ def trigger_functions() -> tuple[TriggerFunction, ...]:
 
 
 def create_functions(publications: Sequence[str]) -> tuple[sql.Composed, ...]:
-    """The statements that create or replace the functions, and create their secret.
+    """The statements that create or replace the functions, and create their secret and the keys.
 
     `publications` are the subscribed ones. Only the owner may call the functions or read the secret.
     """
@@ -380,10 +386,16 @@ def create_functions(publications: Sequence[str]) -> tuple[sql.Composed, ...]:
     subscribed = sql.SQL(
         "create or replace function {}() returns name[] language sql stable return {}::name[]"
     ).format(sql.Identifier(SCHEMA, "subscribed"), sorted(publications))
-    names = {"schema": sql.Identifier(SCHEMA), "secret": SECRET, "ordinal": _ORDINAL}
+    names = {
+        "schema": sql.Identifier(SCHEMA),
+        "secret": SECRET,
+        "ordinal": _ORDINAL,
+        "lock_keys": LOCK_KEYS,
+    }
     return (
         sql.SQL("create sequence if not exists {ordinal}").format(**names),
         sql.SQL(_SIGNING_VIEW).format(**names),
+        sql.SQL(CREATE_LOCK_KEY_TABLE).format(table=LOCK_KEYS),
         subscribed,
         *(function.statement for function in trigger_functions()),
         *(sql.SQL(revoke).format(**names) for revoke in _REVOKES),
@@ -391,10 +403,11 @@ def create_functions(publications: Sequence[str]) -> tuple[sql.Composed, ...]:
 
 
 def grant_statements(roles: Sequence[str]) -> tuple[sql.Composed, ...]:
-    """The statements that let capturing roles read the secret and call `tell_everything`."""
+    """The statements that let capturing roles read the secret, call `tell_everything` and lock slots."""
     names = {
         "schema": sql.Identifier(SCHEMA),
         "secret": SECRET,
+        "lock_keys": LOCK_KEYS,
         "tell_everything": _TELL_EVERYTHING_FUNCTION,
         "roles": sql.SQL(", ").join(map(sql.Identifier, roles)),
     }
