@@ -1,8 +1,8 @@
 """The lock of a slot: one process at a time reads it.
 
 Its key is in `cdc_replay_capture.lock_key` (`postgres.advisory_locks`), beside the functions of the event
-triggers. Without them, and on a standby, which cannot write, the lock has fixed keys: then anybody can hold
-it, and captures end with an error that names the session.
+triggers. Without them, for a role without the right to it, and on a standby, which cannot write, the lock has
+fixed keys: then anybody can hold it, and captures end with an error that names the session.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 import psycopg
 
-from cdc_replay.capture.ddl.event_triggers import EVENT_TRIGGERS, has_lock_keys
+from cdc_replay.capture.ddl.event_triggers import EVENT_TRIGGERS, may_write_lock_keys
 from cdc_replay.capture.ownership import SCHEMA, check_ownership
 from cdc_replay.errors import SlotActive
 from cdc_replay.postgres.advisory_locks import FixedLock, KeyedLock, SessionLock, acquire
@@ -33,14 +33,10 @@ def only_reader(connection: Connection, slot: str) -> Iterator[None]:
 
     Raises:
         SlotActive: if another session keeps it for `PATIENCE_SECONDS`.
-        MissingPrivilege: if the role may not use the event triggers' objects.
         PublisherNotReady: if somebody else controls them.
     """
     held = slot_lock(connection, slot)
-    with translated_errors(
-        f'cannot lock replication slot "{slot}"',
-        grant="Let an administrator run what `setup --dry-run` prints.",
-    ):
+    with translated_errors(f'cannot lock replication slot "{slot}"'):
         if not acquire(held, PATIENCE_SECONDS):
             raise SlotActive(
                 f'another capture reads replication slot "{slot}"',
@@ -58,7 +54,7 @@ def only_reader(connection: Connection, slot: str) -> Iterator[None]:
 
 def slot_lock(connection: Connection, slot: str) -> SessionLock:
     """The slot's lock, for a session that does not hold it."""
-    if has_lock_keys(connection, slot):
+    if may_write_lock_keys(connection, slot):
         # Before anything of the schema is used.
         check_ownership(connection, EVENT_TRIGGERS)
         return KeyedLock(connection, SCHEMA, slot)

@@ -56,6 +56,7 @@ from cdc_replay.capture.ownership import APPEARED, SCHEMA, ownership_guard
 from cdc_replay.capture.publications import MARKED_PUBLICATION, comment_text
 from cdc_replay.catalog.json_form import same_definitions
 from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.postgres.advisory_locks import LOCK_KEY_TABLE
 from cdc_replay.postgres.connection import Connection
 
 logger = logging.getLogger(__name__)
@@ -118,7 +119,14 @@ _HAS_RIGHTS: Final = """
         and coalesce(has_table_privilege(to_regclass(%s), 'update'), false)
 """
 
-_HAS_LOCK_KEYS: Final = "select to_regclass(%s) is not null and not pg_is_in_recovery()"
+# Not to_regclass, which fails without USAGE on the schema.
+_MAY_WRITE_KEYS: Final = """
+    select not pg_is_in_recovery() and exists (
+        select from pg_class c join pg_namespace n on n.oid = c.relnamespace
+        where n.nspname = %s and c.relname = %s
+            and has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'update')
+    )
+"""
 
 # The role of the session, and the role whose setup created the capture publications.
 _SELECT_CAPTURE_ROLES: Final = """
@@ -246,13 +254,13 @@ def is_installed(connection: Connection, slot: str) -> bool:
     return names == EVENT_TRIGGERS and _are_ours(existing, slot)
 
 
-def has_lock_keys(connection: Connection, slot: str) -> bool:
-    """Whether the event triggers of `slot` exist, and the table of keys for its lock can be written."""
+def may_write_lock_keys(connection: Connection, slot: str) -> bool:
+    """Whether the event triggers of `slot` exist, and the role can write the keys of locks beside them."""
     existing = _read_triggers(connection)
     if not existing or not _are_ours(existing, slot):
         return False
-    ((has_keys,),) = connection.execute(_HAS_LOCK_KEYS, (LOCK_KEYS.as_string(connection),)).fetchall()
-    return bool(has_keys)
+    ((may_write,),) = connection.execute(_MAY_WRITE_KEYS, (SCHEMA, LOCK_KEY_TABLE)).fetchall()
+    return bool(may_write)
 
 
 def read_secret(connection: Connection, slot: str) -> bytes | None:
