@@ -35,12 +35,12 @@ def only_reader(connection: Connection, slot: str) -> Iterator[None]:
         SlotActive: if another session keeps it for `PATIENCE_SECONDS`.
         PublisherNotReady: if somebody else controls them.
     """
-    held = slot_lock(connection, slot)
+    session_lock = slot_lock(connection, slot)
     with translated_errors(f'cannot lock replication slot "{slot}"'):
-        if not acquire(held, PATIENCE_SECONDS):
+        if not acquire(session_lock, PATIENCE_SECONDS):
             raise SlotActive(
                 f'another capture reads replication slot "{slot}"',
-                detail=held.holder(),
+                detail=session_lock.holder(),
                 hint="Wait until it ends, then run the command again; it continues from there. A session that"
                 " is no capture can be ended with pg_terminate_backend.",
             )
@@ -49,7 +49,7 @@ def only_reader(connection: Connection, slot: str) -> Iterator[None]:
     finally:
         # A terminated session has released its locks; do not replace its own error.
         with contextlib.suppress(psycopg.OperationalError):
-            held.release()
+            session_lock.release()
 
 
 def slot_lock(connection: Connection, slot: str) -> SessionLock:

@@ -42,12 +42,12 @@ def _with_known_filters(
 ) -> Publication:
     if not unprinted or former is None:
         return publication
-    found = {
+    known = {
         relation: replace(membership, row_filter=former.memberships[relation].row_filter)
         for relation, membership in unprinted.items()
         if relation in former.memberships and _tree(former.memberships[relation]) == _tree(membership)
     }
-    return replace(publication, memberships={**publication.memberships, **found})
+    return replace(publication, memberships={**publication.memberships, **known})
 
 
 def _with_known_columns(table: Table, known: Table) -> Table:

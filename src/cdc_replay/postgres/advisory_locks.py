@@ -181,11 +181,11 @@ class KeyedLock:
         self._key = key
         return True
 
-    def _are_strangers(self, found: list[Holder]) -> bool:
+    def _are_strangers(self, present: list[Holder]) -> bool:
         """Whether none of the holders is ours; says who they are."""
-        if any(holder.is_ours for holder in found):
+        if any(holder.is_ours for holder in present):
             return False
-        for holder in found:
+        for holder in present:
             logger.warning(
                 'a role that may not work with lock "%s" holds its key, which is replaced. %s',
                 self._name, holder,
@@ -203,8 +203,8 @@ class KeyedLock:
     def holder(self) -> str | None:
         """As `SessionLock`."""
         keys = self._present_keys()
-        found = holders(self._connection, keys, self._table) if keys else []
-        return next((str(holder) for holder in found if holder.is_ours), None)
+        present = holders(self._connection, keys, self._table) if keys else []
+        return next((str(holder) for holder in present if holder.is_ours), None)
 
     def _present_keys(self) -> tuple[int, ...]:
         return tuple(key for (key,) in self._execute("select key from {table} where name = {name}"))

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _IS_STANDBY: Final = "select pg_catalog.pg_is_in_recovery()"
 
-_HELD: Final[weakref.WeakKeyDictionary[Connection, dict[str, SessionLock]]] = weakref.WeakKeyDictionary()
+_ACQUIRED: Final[weakref.WeakKeyDictionary[Connection, dict[str, SessionLock]]] = weakref.WeakKeyDictionary()
 """The locks that `release` can release, by subscription."""
 
 
@@ -39,31 +39,31 @@ def lock(connection: Connection, subscription: str, *, patience_seconds: int = 0
         SubscriptionInUse: if another session holds it for `patience_seconds`.
         MissingPrivilege: if the role may not upgrade the state.
     """
-    held = _lock_of(connection, subscription)
+    session_lock = _lock_of(connection, subscription)
     with translated_errors(f'cannot lock subscription "{subscription}"'):
-        if not _acquire(held, subscription, patience_seconds):
+        if not _acquire(session_lock, subscription, patience_seconds):
             raise SubscriptionInUse(
                 f'another process is working on subscription "{subscription}"',
-                detail=held.holder(),
+                detail=session_lock.holder(),
                 hint="Wait until it has finished; runs of one subscription never overlap.",
             )
-    _HELD.setdefault(connection, {})[subscription] = held
+    _ACQUIRED.setdefault(connection, {})[subscription] = session_lock
     try:
         yield
     finally:
         # If the connection is lost or in a failed transaction, the end of the session releases the lock.
         with contextlib.suppress(psycopg.Error):
-            held.release()
+            session_lock.release()
 
 
-def _acquire(held: SessionLock, subscription: str, patience_seconds: int) -> bool:
+def _acquire(session_lock: SessionLock, subscription: str, patience_seconds: int) -> bool:
     try:
-        if held.try_acquire():
+        if session_lock.try_acquire():
             return True
         if not patience_seconds:
             return False
-        logger.info("subscription %s is busy, waiting: %s", subscription, held.holder())
-        return acquire(held, patience_seconds)
+        logger.info("subscription %s is busy, waiting: %s", subscription, session_lock.holder())
+        return acquire(session_lock, patience_seconds)
     except psycopg.errors.UndefinedTable as error:
         raise SubscriptionInUse(
             f'another process has removed the state of subscription "{subscription}"',
@@ -74,11 +74,11 @@ def _acquire(held: SessionLock, subscription: str, patience_seconds: int) -> boo
 @contextlib.contextmanager
 def release(connection: Connection, subscription: str) -> Iterator[None]:
     """Within `lock`: release the lock; on exit, wait to acquire it again."""
-    held = _HELD[connection][subscription]
-    held.release()
+    session_lock = _ACQUIRED[connection][subscription]
+    session_lock.release()
     yield
     with translated_errors(f'cannot lock subscription "{subscription}" again'):
-        acquire(held, math.inf)
+        acquire(session_lock, math.inf)
 
 
 def stable_hash(subscription: str) -> int:
