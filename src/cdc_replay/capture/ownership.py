@@ -12,7 +12,8 @@ that uses these objects first checks their owners:
 | capture publications             | the same, the owner of the database, or a role with REPLICATION,   |
 |                                  | which can read everything anyway                                   |
 
-No other role may create in that schema or call `emit`; only roles with REPLICATION may read the secret.
+No other role may create in that schema or call `emit`; only roles with REPLICATION may read the secret and
+write the keys of locks.
 
 Objects can appear after that check: before an administrator runs a printed script, or while `setup` waits for
 a lock. So one transaction creates them all, in `setup` and in its script. It begins with the check as a
@@ -31,6 +32,7 @@ from psycopg import sql
 
 from cdc_replay.capture.publications import OUR_PUBLICATIONS
 from cdc_replay.errors import PublisherNotReady
+from cdc_replay.postgres.advisory_locks import LOCK_KEY_TABLE
 from cdc_replay.postgres.connection import Connection
 
 SCHEMA: Final = "cdc_replay_capture"
@@ -76,7 +78,11 @@ _UNTRUSTED: Final = """
         select pg_catalog.format('relation %s', c.oid::pg_catalog.regclass), acl.grantee, acl.privilege_type
         from pg_catalog.pg_class c join schema on schema.oid = c.relnamespace,
             pg_catalog.aclexplode(c.relacl) acl
-        where acl.privilege_type <> 'SELECT' or acl.grantee not in (table replicating)
+        where acl.grantee not in (table replicating)
+            or not (
+                acl.privilege_type = 'SELECT'
+                or c.relname = {lock_keys} and acl.privilege_type in ('INSERT', 'UPDATE')
+            )
     )
     select pg_catalog.format('%s is owned by role "%s"', object, pg_catalog.pg_get_userbyid(owner))
     from owned where owner not in (table trusted)
@@ -166,5 +172,8 @@ def nothing_adopted(connection: Connection, event_triggers: Sequence[str]) -> It
 
 def _untrusted(event_triggers: Sequence[str]) -> sql.Composed:
     return sql.SQL(_UNTRUSTED).format(
-        schema=SCHEMA, triggers=list(event_triggers), publications=list(OUR_PUBLICATIONS)
+        schema=SCHEMA,
+        triggers=list(event_triggers),
+        publications=list(OUR_PUBLICATIONS),
+        lock_keys=LOCK_KEY_TABLE,
     )

@@ -42,9 +42,9 @@ from cdc_replay.capture.slot_continuity import (
     align_slot_and_log,
     check_continuity,
     check_no_gap,
-    only_reader,
     reachable_lsn,
 )
+from cdc_replay.capture.slot_lock import only_reader
 from cdc_replay.capture.split_peek import SplitPeek, may_split
 from cdc_replay.capture.transactions import CaptureCounts, TransactionAssembler
 from cdc_replay.changelog.log import ChangeLog

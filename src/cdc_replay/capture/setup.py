@@ -48,7 +48,8 @@ from cdc_replay.capture.publications import (
     drop_capture_publications,
     plan_capture_publications,
 )
-from cdc_replay.capture.slot_continuity import check_continuity, check_header, only_reader, slot_missing
+from cdc_replay.capture.slot_continuity import check_continuity, check_header, slot_missing
+from cdc_replay.capture.slot_lock import only_reader
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog

@@ -1,4 +1,4 @@
-"""Checks that the slot continues its change log: one reader, one history, no gap; and how far to read.
+"""Checks that the slot continues its change log: one history, no gap; and how far to read.
 
 | position of the slot | because                                             | effect                     |
 |----------------------|-----------------------------------------------------|----------------------------|
@@ -24,21 +24,16 @@ original's slot is before the log's end and sends different transactions.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
 from typing import Final
-
-import psycopg
 
 from cdc_replay.capture.publications import ROOT_PUBLICATIONS
 from cdc_replay.capture.redelivery import compare_redelivery
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.errors import ChangeLogMismatch, PublisherNotReady, SlotActive, SlotLost, SlotMissing
+from cdc_replay.errors import ChangeLogMismatch, PublisherNotReady, SlotLost, SlotMissing
 from cdc_replay.model.lsn import Lsn, Window
-from cdc_replay.postgres.advisory_locks import holder_of_keys
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.slot import (
     REBUILD_ALL,
@@ -52,9 +47,6 @@ from cdc_replay.postgres.slot import (
 from cdc_replay.postgres.timeline import timeline_history
 
 logger = logging.getLogger(__name__)
-
-LOCK_CLASS: Final = 0x63647265
-"""First key of a capture's advisory lock; the second is a hash of the slot's name."""
 
 WAL_POSITIONS: Final = """
     select (inserted - case
@@ -77,41 +69,9 @@ After a record that fills its page the server returns the start of the next reco
 bytes; 40 for a segment) that does not exist yet: it is not flushed before the next write.
 """
 
-PATIENCE_SECONDS: Final = 5
-
-_TRY_LOCK: Final = "select pg_try_advisory_lock(%s, hashtext(%s))"
 _POLL_SECONDS: Final = 0.01
 # The server flushes an asynchronous commit within three times wal_writer_delay.
 _DELAYS: Final = 4
-
-
-@contextlib.contextmanager
-def only_reader(connection: Connection, slot: str) -> Iterator[None]:
-    """Hold the slot's advisory lock, so that two captures never pull at once.
-
-    After a capture was killed, its session keeps the lock until the server notices.
-
-    Raises:
-        SlotActive: if another session keeps it for `PATIENCE_SECONDS`.
-    """
-    keys = (LOCK_CLASS, slot)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not connection.execute(_TRY_LOCK, keys).fetchall()[0][0]:
-        if time.monotonic() > deadline:
-            [(second,)] = connection.execute("select hashtext(%s)", (slot,)).fetchall()
-            raise SlotActive(
-                f'another capture reads replication slot "{slot}"',
-                detail=holder_of_keys(connection, LOCK_CLASS, second),
-                hint="Wait until it ends, then run the command again; it continues from there. A session that"
-                " is no capture can be ended with pg_terminate_backend.",
-            )
-        time.sleep(_POLL_SECONDS)
-    try:
-        yield
-    finally:
-        # A terminated session has released its locks; do not replace its own error.
-        with contextlib.suppress(psycopg.OperationalError):
-            connection.execute("select pg_advisory_unlock(%s, hashtext(%s))", keys)
 
 
 def check_continuity(connection: Connection, log: ChangeLog, slot: str) -> SlotStatus:

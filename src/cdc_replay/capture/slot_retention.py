@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc_replay.capture.publications import owned_by
-from cdc_replay.capture.slot_continuity import only_reader
+from cdc_replay.capture.slot_lock import only_reader
 from cdc_replay.errors import CdcReplayError, SlotDroppedOverLimit
 from cdc_replay.model.size import size_in_words
 from cdc_replay.postgres.connection import Connection, connect, translated_errors

@@ -25,6 +25,7 @@ position in the change stream (R9.10, R9.11). Their content is JSON in UTF-8.
 |                                                              | removed without a row                      |
 | a publication of `schemas_of`                                | gets the row's list of schemas             |
 | what is added to a publication or removed from it            | is added or removed                        |
+| a text that is missing, of an equal tree                     | stays                                      |
 | anything else                                                | stays                                      |
 
 New touched objects are added, a new publication with its lists. A DDL change contains only what its own
@@ -50,6 +51,7 @@ from typing import Final, TypeVar
 
 from pydantic import ValidationError
 
+from cdc_replay.catalog.known_texts import with_known_texts
 from cdc_replay.catalog.reader import (
     CatalogRow,
     parse_memberships,
@@ -161,9 +163,11 @@ def apply_ddl_change(catalog: PublisherCatalog, change: DdlChange) -> PublisherC
         for relation in _filtered(catalog.publications.values()) - _filtered(publications):
             if relation in tables:
                 tables[relation] = without_generation_texts(tables[relation])
-    return dataclasses.replace(
+    changed = dataclasses.replace(
         catalog, tables=tables, publications={publication.name: publication for publication in publications}
     )
+    has_texts = all(tree is None or text is not None for _, _, tree, text, *_ in change.memberships)
+    return changed if has_texts else with_known_texts(changed, catalog)
 
 
 def _filtered(publications: Iterable[Publication]) -> set[RelationId]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final, LiteralString, TypeAlias
 
+from psycopg import errors as pg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
@@ -54,28 +55,29 @@ class CatalogRows:
 
     `row` is a list of expressions, for `select …` and for `json_build_array(…)`; `source` has a condition
     `{only}` on the aliases of its tables; `text` replaces `{text}` in `row`: an expression's text, which the
-    server prints under a lock on its table.
+    server prints under a lock on its table, or fails to print; `no_text` is without it.
     """
 
     row: LiteralString
     source: LiteralString
     order: LiteralString
-    text: LiteralString = "''"
+    text: LiteralString = ""
+    no_text: LiteralString = ""
 
     def select(self, only: sql.Composable, *, texts: bool = True) -> sql.Composed:
-        """Select the rows as tuples; without `texts` these are empty and no lock is needed."""
+        """Select the rows as tuples; without `texts` these are NULL and no lock is needed."""
         source = sql.SQL(self.source).format(only=only)
         return sql.SQL("select {} {} order by {}").format(self._row(texts), source, sql.SQL(self.order))
 
-    def select_json(self, only: sql.Composable) -> sql.Composed:
-        """Select the rows as one JSON array of arrays."""
+    def select_json(self, only: sql.Composable, *, texts: bool = True) -> sql.Composed:
+        """The same as one JSON array of arrays."""
         source = sql.SQL(self.source).format(only=only)
         return sql.SQL(
             "select coalesce(json_agg(json_build_array({}) order by {}), '[]') {}"
-        ).format(self._row(True), sql.SQL(self.order), source)  # fmt: skip
+        ).format(self._row(texts), sql.SQL(self.order), source)  # fmt: skip
 
     def _row(self, texts: bool) -> sql.Composed:
-        return sql.SQL(self.row).format(text=sql.SQL(self.text if texts else "''"))
+        return sql.SQL(self.row).format(text=sql.SQL(self.text if texts else self.no_text))
 
 
 # R2.1: an unlogged table is never published, but it can be a partition or the root of published tables.
@@ -125,6 +127,7 @@ COLUMNS: Final = CatalogRows(
     where a.attnum > 0 and not a.attisdropped and {only}""",
     order="a.attrelid, a.attnum",
     text="pg_get_expr(d.adbin, d.adrelid)",
+    no_text="null::text",
 )
 """Live columns `a`. Generation expressions: the text only of tables with a row filter; none that is long."""
 
@@ -145,6 +148,7 @@ MEMBERSHIPS: Final = CatalogRows(
     source="from pg_publication_rel m where {only}",
     order="m.prpubid, m.prrelid",
     text="pg_get_expr(m.prqual, m.prrelid)",
+    no_text="null::text",
 )
 """Tables `m` that publications list or except (R2.18)."""
 
@@ -153,13 +157,21 @@ _SHORT_TREE_BYTES: Final = 4096
 
 _EVERYTHING: Final = sql.SQL("true")
 
+_SET_LOCK_TIMEOUT: Final = """
+    select pg_catalog.current_setting('lock_timeout'), pg_catalog.set_config('lock_timeout', %s, true)
+"""
+
+_NO_TEXTS: Final = (pg.LockNotAvailable, pg.StatementTooComplex, pg.ProgramLimitExceeded, pg.InternalError_)
+"""Errors for texts: another session has locked the table, or the expression is nested too deeply."""
+
 
 def read_catalog(connection: Connection, lsn: Lsn | None = None, *, texts: bool = True) -> PublisherCatalog:
     """All publications and publishable tables of the connection's database, from one snapshot.
 
-    `texts`: also read the texts of row filters, and of generated columns of tables with one, which waits for
-    such tables while they are being altered. An open transaction of the caller is used; it must be
-    repeatable read. `lsn` becomes the catalog's position (default: the current WAL flush position).
+    `texts`: also read the texts of row filters, and of generated columns of tables with one. A table that is
+    locked, or cannot be printed, has none, and is waited for half a second. An open transaction of the caller
+    is used; it must be repeatable read. `lsn` becomes the catalog's position (default: the current WAL flush
+    position).
 
     Raises:
         PublisherNotReady: if the server's version is not supported (R2.18).
@@ -170,13 +182,8 @@ def read_catalog(connection: Connection, lsn: Lsn | None = None, *, texts: bool 
         position = lsn or Lsn.parse(connection.execute(_POSITION).fetchall()[0][0])
         tables = connection.execute(TABLES.select(_EVERYTHING)).fetchall()
         relations = [row[0] for row in tables]
-        columns = connection.execute(
-            COLUMNS.select(_any_of("a.attrelid"), texts=texts), (relations,)
-        ).fetchall()
         publications = connection.execute(PUBLICATIONS.select(_EVERYTHING)).fetchall()
-        memberships = connection.execute(
-            MEMBERSHIPS.select(_any_of("m.prrelid"), texts=texts), (relations,)
-        ).fetchall()
+        columns, memberships = _read_texts(connection, relations) if texts else _read(connection, relations)
     parsed_tables = parse_tables(tables, columns)
     memberships_by_publication = parse_memberships(memberships, parsed_tables)
     return PublisherCatalog(
@@ -187,6 +194,45 @@ def read_catalog(connection: Connection, lsn: Lsn | None = None, *, texts: bool 
         },
         tables=parsed_tables,
     )
+
+
+def _read(
+    connection: Connection, relations: Sequence[int], *, texts: bool = False
+) -> tuple[list[CatalogRow], list[CatalogRow]]:
+    """The rows of `COLUMNS` and `MEMBERSHIPS` of the relations."""
+    columns = connection.execute(COLUMNS.select(_any_of("a.attrelid"), texts=texts), (relations,))
+    memberships = connection.execute(MEMBERSHIPS.select(_any_of("m.prrelid"), texts=texts), (relations,))
+    return [*columns], [*memberships]
+
+
+def _read_texts(
+    connection: Connection, relations: Sequence[int]
+) -> tuple[list[CatalogRow], list[CatalogRow]]:
+    """The same with texts, but for a table that is locked or cannot be printed."""
+    with contextlib.suppress(*_NO_TEXTS):
+        return _read_within(connection, relations, "500ms")
+    columns, memberships = _read(connection, relations)
+    filtered = {row[1] for row in memberships if row[2] is not None}
+    columns = [row for row in columns if row[0] not in filtered]
+    memberships = [row for row in memberships if row[1] not in filtered]
+    for relation in sorted(filtered):
+        try:
+            more = _read_within(connection, [relation], "1ms")
+        except _NO_TEXTS:
+            more = _read(connection, [relation])
+        columns += more[0]
+        memberships += more[1]
+    return sorted(columns, key=lambda row: (int(row[0]), int(row[1]))), memberships
+
+
+def _read_within(
+    connection: Connection, relations: Sequence[int], lock_timeout: str
+) -> tuple[list[CatalogRow], list[CatalogRow]]:
+    with connection.transaction():
+        ((before, _),) = connection.execute(_SET_LOCK_TIMEOUT, (lock_timeout,))
+        rows = _read(connection, relations, texts=True)
+        connection.execute(_SET_LOCK_TIMEOUT, (before,))
+        return rows
 
 
 def _any_of(column: LiteralString) -> sql.Composed:
@@ -302,18 +348,17 @@ def parse_memberships(
 ) -> dict[int, dict[RelationId, Membership]]:
     """Rows of `MEMBERSHIPS` by publication oid and table; those of unknown tables are skipped.
 
-    Rows of earlier releases' messages have no last column: none is an exception.
+    Rows of earlier releases' messages have no last column: none is an exception. A text is missing if it was
+    not asked for or could not be had, also if the table was dropped after the snapshot.
     """
     memberships: dict[int, dict[RelationId, Membership]] = {}
     for publication, relation, node_tree, text, attnums, *is_exception in rows:
         if relation not in tables:
             continue
-        if node_tree is not None and text is None:
-            continue  # pg_get_expr does not find the table: it was dropped after the snapshot
         names = {column.attnum: column.name for column in tables[relation].columns}
         memberships.setdefault(publication, {})[RelationId(relation)] = Membership(
             relation=RelationId(relation),
-            row_filter=None if node_tree is None else RowFilter(node_tree, text),
+            row_filter=None if node_tree is None else _row_filter(node_tree, text),
             # A message of a transaction with an old snapshot may have a column that the table row does not.
             columns=None
             if attnums is None
@@ -321,3 +366,8 @@ def parse_memberships(
             is_exception=any(is_exception),
         )
     return memberships
+
+
+def _row_filter(node_tree: str, text: str | None) -> RowFilter:
+    row_filter = RowFilter(node_tree, text or "")
+    return row_filter if text is not None else replace(row_filter, sql=row_filter.unprinted_sql)

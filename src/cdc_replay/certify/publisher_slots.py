@@ -6,8 +6,9 @@
 | of a table that is being copied | its tablesync worker | `pg_<oid>_sync_<oid>_<system identifier>` |
 
 The system identifier is that of the throw-away server, which no other server has. A run holds an advisory
-lock of its slot's name on the publisher until its slots are dropped: if the lock is free and the slot not
-active, the run was killed. The subscription's slot is dropped last, so the others can always be told.
+lock of its slot's name on the publisher until its slots are dropped: if no role with REPLICATION holds it,
+and the slot is not active, the run was killed. The subscription's slot is dropped last, so the others can
+always be told.
 
 A slot retains WAL. A killed run's slots do so until the next run of any subscription of the same database.
 """
@@ -30,9 +31,9 @@ from cdc_replay.errors import (
     SlotActive,
     SlotMissing,
 )
+from cdc_replay.postgres.advisory_locks import FixedLock, acquire, advisory_key, holders
 from cdc_replay.postgres.connection import Connection, connect, translated_errors
 from cdc_replay.postgres.exported_snapshot import MAY_REPLICATE
-from cdc_replay.subscriber.subscription_lock import advisory_key
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ SYNC_WORKERS: Final = 2
 
 NEEDED: Final = 1 + SYNC_WORKERS
 
+_LOCK_SECONDS: Final = 10.0
 _DROP_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.05
 
@@ -117,7 +119,13 @@ def own_slots(publisher: Connection, dsn: str, system_identifier: str) -> Iterat
     log: an error of the context is not replaced.
     """
     name = slot_name(system_identifier)
-    publisher.execute("select pg_catalog.pg_advisory_lock(%s)", (advisory_key("certify", name),))
+    run = _run_lock(publisher, name)
+    if not acquire(run, _LOCK_SECONDS):
+        raise PublisherNotReady(
+            f'another session holds the lock of replication slot "{name}"',
+            detail=run.holder(),
+            hint="Run `cdc-replay certify` again: its next slot has another name.",
+        )
     try:
         yield name
     finally:
@@ -132,7 +140,7 @@ def own_slots(publisher: Connection, dsn: str, system_identifier: str) -> Iterat
                 *(name, str(error).partition("\n")[0]),
             )
         with contextlib.suppress(psycopg.Error):
-            publisher.execute("select pg_catalog.pg_advisory_unlock(%s)", (advisory_key("certify", name),))
+            run.release()
 
 
 def remove_leftovers(publisher: Connection) -> tuple[str, ...]:
@@ -142,18 +150,24 @@ def remove_leftovers(publisher: Connection) -> tuple[str, ...]:
     """
     removed: list[str] = []
     for (name,) in publisher.execute(_OF_RUNS, (f"^{PREFIX}[0-9]+$",)).fetchall():
-        key = advisory_key("certify", name)
-        ((is_free,),) = publisher.execute("select pg_catalog.pg_try_advisory_lock(%s)", (key,)).fetchall()
-        if not is_free:
+        run = _run_lock(publisher, name)
+        is_free = run.try_acquire()
+        # Anybody can hold the lock of a slot; only a role that can read the slot can be its run.
+        if not is_free and any(holder.is_ours for holder in holders(publisher, run.keys)):
             continue
         try:
             if publisher.execute(_ACTIVE, (name,)).fetchall() == [(False,)]:
                 removed += _drop(publisher, name)
         finally:
-            publisher.execute("select pg_catalog.pg_advisory_unlock(%s)", (key,))
+            if is_free:
+                run.release()
     for name in removed:
         logger.warning("dropped replication slot %s of the publisher, which a killed certify had left", name)
     return tuple(removed)
+
+
+def _run_lock(publisher: Connection, slot: str) -> FixedLock:
+    return FixedLock(publisher, advisory_key("certify", slot))
 
 
 def _drop(publisher: Connection, main: str) -> list[str]:

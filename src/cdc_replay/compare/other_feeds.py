@@ -237,7 +237,8 @@ class _OtherFeed:
         former = self._copy_definition.definition.filters
         if former is None:
             raise _UnknownRowsError("and had no row filter for it, so every row may be its own")
-        if not former <= {row_filter.sql for row_filter in filters}:
+        known = {text for row_filter in filters for text in (row_filter.sql, row_filter.unprinted_sql)}
+        if not former <= known:
             raise _UnknownRowsError(
                 f"and the row filter of its copy at {self._copy_definition.lsn} is not in the"
                 f" change log; run `cdc-replay capture {self.session.subscription.publisher}` first"

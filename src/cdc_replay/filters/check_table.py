@@ -34,12 +34,16 @@ _STORED: Final = """
     where conrelid = pg_catalog.to_regclass(%s) and contype = 'c'
 """
 
+# Materialized: printing an expression waits for locks on its table, so only that of this one is printed.
 _TREE_OF_SERVER: Final = """
-    select d.adbin::text from pg_catalog.pg_attrdef d
-    join pg_catalog.pg_attribute a on a.attrelid = d.adrelid and a.attnum = d.adnum
-    join pg_catalog.pg_class c on c.oid = d.adrelid
-    join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-    where (n.nspname, c.relname, a.attname) = (%s, %s, %s) and pg_catalog.pg_get_expr(d.adbin, d.adrelid) = %s
+    with defined as materialized (
+        select d.adbin, d.adrelid from pg_catalog.pg_attrdef d
+        join pg_catalog.pg_attribute a on a.attrelid = d.adrelid and a.attnum = d.adnum
+        join pg_catalog.pg_class c on c.oid = d.adrelid
+        join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+        where (n.nspname, c.relname, a.attname) = (%s, %s, %s)
+    )
+    select adbin::text from defined where pg_catalog.pg_get_expr(adbin, adrelid) = %s
 """
 
 _NOT_RECORDED: Final = "its expression is too long, or was not recorded before the table had a row filter"

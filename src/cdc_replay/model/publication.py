@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,6 +14,9 @@ from cdc_replay.model.relation import QualifiedName, RelationId, ReplicaIdentity
 
 STATE_SCHEMA: Final = "cdc_replay"
 """Schema of this project's tables in a subscriber's database."""
+
+
+_UNPRINTED: Final = "(a row filter that the publisher could not print, "
 
 
 class PublishAction(enum.Enum):
@@ -29,13 +33,24 @@ class RowFilter:
     """The WHERE clause of one membership.
 
     `node_tree` is `pg_publication_rel.prqual` as stored: resolved operators, functions, types, collations.
-    `sql` is `pg_get_expr` of it, for display; it is never executed. `publication` names the publication that
-    the filter was chosen from; it is not part of the filter's meaning.
+    `sql` is `pg_get_expr` of it, for display and for values of constants; it is never executed. If it could
+    not be had, it is `unprinted_sql`. `publication` names the publication that the filter was chosen from; it
+    is not part of the filter's meaning.
     """
 
     node_tree: str
     sql: str
     publication: str = field(default="", compare=False)
+
+    @property
+    def is_printed(self) -> bool:
+        """Whether `sql` is its text."""
+        return not self.sql.startswith(_UNPRINTED)
+
+    @property
+    def unprinted_sql(self) -> str:
+        """What replaces its text; different filters have different ones."""
+        return f"{_UNPRINTED}{hashlib.sha256(self.node_tree.encode()).hexdigest()[:12]})"
 
 
 @dataclass(frozen=True, slots=True)

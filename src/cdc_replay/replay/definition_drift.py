@@ -117,13 +117,28 @@ def _differs(name: QualifiedName, copied: CopyDefinition, in_force: Sequence[_Ca
     definitions = [catalog.tables[name] for catalog in in_force if name in catalog.tables]
     if not definitions:
         return False
-    if any(definition_of(table).filters != copied.definition.filters for table in definitions):
+    if any(_filters_differ(table, copied.definition.filters) for table in definitions):
         return True
     # A column that is new to the table does not count: its values come with the rows that get them.
     withheld = _columns(name, in_force[0].catalog) - copied.definition.columns
     for table in definitions:
         withheld |= {column.name for column in table.table.columns} - set(table.columns)
     return not withheld.isdisjoint(definitions[-1].columns)
+
+
+def _filters_differ(table: SyncedTable, copied: frozenset[str] | None) -> bool:
+    """Whether the filters are others; one without a text is judged when it has one."""
+    if table.filters is None or copied is None:
+        return (table.filters is None) != (copied is None)
+    if any(
+        not row_filter.is_printed and row_filter.unprinted_sql not in copied for row_filter in table.filters
+    ):
+        return False
+    texts = (
+        row_filter.unprinted_sql if row_filter.unprinted_sql in copied else row_filter.sql
+        for row_filter in table.filters
+    )
+    return copied != frozenset(texts)
 
 
 def _synced(subscription: Subscription, catalog: PublisherCatalog) -> dict[QualifiedName, SyncedTable]:

@@ -14,6 +14,7 @@ Progress is stored in the subscriber, because only there one transaction can con
 | validation_history | a validation (`history`)                                                       |
 | proof_history      | what a validation has seen of one table (`proofs`)                             |
 | table_proof        | the last comparison of each bucket of one table (`proofs`)                     |
+| lock_key           | the present key of a subscription's lock (`subscription_lock`)                 |
 
 A subscribed table is identified by its oid, as in `pg_subscription_rel`: a renamed table keeps its state, and
 a new table of the same name is not subscribed to (R7.12). Functions return the current names. `schema_name`
@@ -28,13 +29,14 @@ from __future__ import annotations
 import weakref
 from typing import Final
 
-from psycopg.errors import DuplicateSchema, UniqueViolation
+from psycopg import sql
+from psycopg.errors import DuplicateSchema, DuplicateTable, UndefinedTable, UniqueViolation
 
 from cdc_replay.errors import SubscriberNotReady
 from cdc_replay.model.publication import STATE_SCHEMA
+from cdc_replay.postgres.advisory_locks import CREATE_LOCK_KEY_TABLE, LOCK_KEY_TABLE
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.subscriber.ownership import check_state_ownership
-from cdc_replay.subscriber.subscription_lock import advisory_key
 
 SCHEMA: Final = STATE_SCHEMA
 
@@ -254,6 +256,7 @@ _INSTALL_HISTORY: Final = (
         foreign key (subscription, relation) references cdc_replay.subscription_table on delete cascade
     )
     """,
+    sql.SQL(CREATE_LOCK_KEY_TABLE).format(table=sql.Identifier(SCHEMA, LOCK_KEY_TABLE)),
 )
 """Also for the state of earlier versions, by the first writer; readers do not need it."""
 
@@ -270,7 +273,14 @@ _HAS_HISTORY: Final = "select pg_catalog.to_regclass('cdc_replay.validation_hist
 """The history has its first tables; `_HAS_PROOFS` tells whether it is complete."""
 
 _HAS_PROOFS: Final = "select pg_catalog.to_regclass('cdc_replay.table_proof') is not null"
+
+_HAS_LOCK_KEYS: Final = "select pg_catalog.to_regclass('cdc_replay.lock_key') is not null"
 """The last statement of `_INSTALL_HISTORY` has run."""
+
+_EXISTS: Final = "select pg_catalog.to_regclass('cdc_replay.subscription') is not null"
+
+_TRIES: Final = 10
+"""Each try of an installation that finds the objects of others finds those of one more."""
 
 
 _CHECKED: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
@@ -289,38 +299,49 @@ def install(connection: Connection) -> None:
         MissingPrivilege: if the role may not create a schema in this database.
         SubscriberNotReady: if another role controls the schema, or has created it meanwhile.
     """
-    if has_history(connection) and has_proofs(connection):
+    if has_history(connection) and has_proofs(connection) and has_lock_keys(connection):
         return
+    for is_last in (*(False,) * (_TRIES - 1), True):
+        try:
+            _install(connection)
+        except (DuplicateSchema, DuplicateTable, UndefinedTable, UniqueViolation) as error:
+            if is_last:
+                raise SubscriberNotReady(
+                    f'other sessions create and drop schema "{SCHEMA}" of the subscriber at the same time',
+                    hint="Run the command again. It uses the schema, or names the role that controls it.",
+                ) from error
+        else:
+            return
+
+
+def _install(connection: Connection) -> None:
     with translated_errors(f'cannot create schema "{SCHEMA}" on the subscriber'), connection.transaction():
         lock(connection)
         # Another session, of anybody, may have created it meanwhile.
         if not check_state_ownership(connection):
-            _create(connection)
+            connection.execute("create schema cdc_replay")
         ((is_complete,),) = connection.execute(_IS_INSTALLED)
         for statement in (*(() if is_complete else _INSTALL), *_INSTALL_HISTORY):
             connection.execute(statement)
 
 
 def lock(connection: Connection) -> None:
-    """Let no other session create, upgrade or drop the schema until the end of the transaction.
+    """Let no other session upgrade or drop the schema until the end of the transaction, if it exists.
 
-    Anybody can hold the lock, so it protects from concurrency only. After it the ownership is checked anew.
+    Its lock is that of a table, which no stranger can hold. After it the ownership is checked anew.
+
+    Raises:
+        SubscriberNotReady: if another role controls the schema.
+        UndefinedTable: if another session drops it at this moment.
     """
     # So that what others have committed before the lock is visible after it.
     connection.execute("set transaction isolation level read committed")
-    connection.execute("select pg_advisory_xact_lock(%s)", (advisory_key("install", ""),))
     _forget(connection)
-
-
-def _create(connection: Connection) -> None:
-    """Create the schema, and adopt none that has appeared since the check."""
-    try:
-        connection.execute("create schema cdc_replay")
-    except (DuplicateSchema, UniqueViolation) as error:
-        raise SubscriberNotReady(
-            f'another session has created schema "{SCHEMA}" of the subscriber at the same time',
-            hint="Run the command again. It uses the schema, or names the role that controls it.",
-        ) from error
+    if not check_state_ownership(connection):
+        return
+    ((exists,),) = connection.execute(_EXISTS)
+    if exists:
+        connection.execute("lock table cdc_replay.subscription in share update exclusive mode")
 
 
 def upgrade(connection: Connection) -> None:
@@ -329,7 +350,7 @@ def upgrade(connection: Connection) -> None:
     Raises:
         MissingPrivilege: if the role may not.
     """
-    ((exists,),) = connection.execute("select pg_catalog.to_regclass('cdc_replay.subscription') is not null")
+    ((exists,),) = connection.execute(_EXISTS)
     if exists:
         install(connection)
 
@@ -373,9 +394,18 @@ def has_history(connection: Connection) -> bool:
 
 
 def has_proofs(connection: Connection) -> bool:
-    """Whether this database has the tables of `proofs`, and with them all others.
+    """Whether this database has the tables of `proofs`.
 
     Raises:
         SubscriberNotReady: if another role controls the schema.
     """
     return is_installed(connection) and bool(connection.execute(_HAS_PROOFS).fetchall()[0][0])
+
+
+def has_lock_keys(connection: Connection) -> bool:
+    """Whether this database has the keys of `subscription_lock`, and with them all tables.
+
+    Raises:
+        SubscriberNotReady: if another role controls the schema.
+    """
+    return is_installed(connection) and bool(connection.execute(_HAS_LOCK_KEYS).fetchall()[0][0])

@@ -1,68 +1,84 @@
-"""The lock of a subscription: one process at a time changes its rows and its state."""
+"""The lock of a subscription: one process at a time changes its rows and its state.
+
+Its key is in `cdc_replay.lock_key` (`postgres.advisory_locks`). A database without our schema, where there is
+nothing to change, and a standby, where nothing can be changed, have a lock with a fixed key.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
+import math
+import weakref
 from collections.abc import Iterator
+from typing import Final
 
 import psycopg
-from psycopg import errors as pg
 
 from cdc_replay.errors import SubscriptionInUse
-from cdc_replay.postgres.advisory_locks import holder_of_key
+from cdc_replay.postgres.advisory_locks import FixedLock, KeyedLock, SessionLock, acquire, advisory_key
 from cdc_replay.postgres.connection import Connection, translated_errors
+from cdc_replay.subscriber import state_schema
 
 logger = logging.getLogger(__name__)
+
+_IS_STANDBY: Final = "select pg_catalog.pg_is_in_recovery()"
+
+_ACQUIRED: Final[weakref.WeakKeyDictionary[Connection, dict[str, SessionLock]]] = weakref.WeakKeyDictionary()
+"""The locks that `release` can release, by subscription."""
 
 
 @contextlib.contextmanager
 def lock(connection: Connection, subscription: str, *, patience_seconds: int = 0) -> Iterator[None]:
-    """Hold the subscription's advisory lock for the duration.
+    """Hold the subscription's lock for the duration; the state of an earlier release is upgraded before.
 
     The lock belongs to the session, so the server releases it when the process ends. Sessions that wait for
     it get it in their order, so one that takes it again and again keeps nobody out.
 
     Raises:
         SubscriptionInUse: if another session holds it for `patience_seconds`.
+        MissingPrivilege: if the role may not upgrade the state.
     """
-    key = advisory_key("subscription", subscription)
-    if not _acquire(connection, key, subscription, patience_seconds):
-        raise SubscriptionInUse(
-            f'another process is working on subscription "{subscription}"',
-            detail=holder_of_key(connection, key),
-            hint="Wait until it has finished; runs of one subscription never overlap.",
-        )
+    session_lock = _lock_of(connection, subscription)
+    with translated_errors(f'cannot lock subscription "{subscription}"'):
+        if not _acquire(session_lock, subscription, patience_seconds):
+            raise SubscriptionInUse(
+                f'another process is working on subscription "{subscription}"',
+                detail=session_lock.holder(),
+                hint="Wait until it has finished; runs of one subscription never overlap.",
+            )
+    _ACQUIRED.setdefault(connection, {})[subscription] = session_lock
     try:
         yield
     finally:
         # If the connection is lost or in a failed transaction, the end of the session releases the lock.
         with contextlib.suppress(psycopg.Error):
-            connection.execute("select pg_advisory_unlock(%s)", (key,))
+            session_lock.release()
 
 
-def _acquire(connection: Connection, key: int, subscription: str, patience_seconds: int) -> bool:
-    row = connection.execute("select pg_try_advisory_lock(%s)", (key,)).fetchone()
-    if row is None or row[0] or not patience_seconds:
-        return row is not None and bool(row[0])
-    logger.info("subscription %s is busy, waiting: %s", subscription, holder_of_key(connection, key))
-    with connection.transaction(), contextlib.suppress(pg.LockNotAvailable, pg.DeadlockDetected):
-        connection.execute("select set_config('lock_timeout', %s, true)", (f"{patience_seconds}s",))
-        with connection.transaction():
-            connection.execute("select pg_advisory_lock(%s)", (key,))
+def _acquire(session_lock: SessionLock, subscription: str, patience_seconds: int) -> bool:
+    try:
+        if session_lock.try_acquire():
             return True
-    return False
+        if not patience_seconds:
+            return False
+        logger.info("subscription %s is busy, waiting: %s", subscription, session_lock.holder())
+        return acquire(session_lock, patience_seconds)
+    except psycopg.errors.UndefinedTable as error:
+        raise SubscriptionInUse(
+            f'another process has removed the state of subscription "{subscription}"',
+            hint="Run the command again, if it should work on a new subscription.",
+        ) from error
 
 
 @contextlib.contextmanager
 def release(connection: Connection, subscription: str) -> Iterator[None]:
     """Within `lock`: release the lock; on exit, wait to acquire it again."""
-    key = advisory_key("subscription", subscription)
-    connection.execute("select pg_advisory_unlock(%s)", (key,))
+    session_lock = _ACQUIRED[connection][subscription]
+    session_lock.release()
     yield
     with translated_errors(f'cannot lock subscription "{subscription}" again'):
-        connection.execute("select pg_advisory_lock(%s)", (key,))
+        acquire(session_lock, math.inf)
 
 
 def stable_hash(subscription: str) -> int:
@@ -70,12 +86,23 @@ def stable_hash(subscription: str) -> int:
     return advisory_key("subscription", subscription)
 
 
-def advisory_key(purpose: str, name: str) -> int:
-    """The key of the advisory lock for `purpose` and `name`."""
-    digest = hashlib.sha256(f"cdc_replay {purpose} {name}".encode()).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
-
-
 def lock_holder(connection: Connection, subscription: str) -> str | None:
     """A sentence that names the session which holds the lock; None if it is free."""
-    return holder_of_key(connection, advisory_key("subscription", subscription))
+    return _present_lock(connection, subscription).holder()
+
+
+def _lock_of(connection: Connection, subscription: str) -> SessionLock:
+    if not _is_standby(connection):
+        state_schema.upgrade(connection)
+    return _present_lock(connection, subscription)
+
+
+def _present_lock(connection: Connection, subscription: str) -> SessionLock:
+    if _is_standby(connection) or not state_schema.has_lock_keys(connection):
+        return FixedLock(connection, stable_hash(subscription))
+    return KeyedLock(connection, state_schema.SCHEMA, subscription)
+
+
+def _is_standby(connection: Connection) -> bool:
+    ((is_standby,),) = connection.execute(_IS_STANDBY)
+    return bool(is_standby)

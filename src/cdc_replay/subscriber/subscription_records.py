@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
+
+from psycopg.errors import UndefinedTable
 
 from cdc_replay.errors import AnotherPublisher
 from cdc_replay.failpoints import failpoint
@@ -167,9 +170,9 @@ def remove_subscription(connection: Connection, subscription: str) -> None:
     """
     if not is_installed(connection):
         return
-    with connection.transaction():
+    # Another session may remove the last subscription meanwhile, and anybody create the schema.
+    with contextlib.suppress(UndefinedTable), connection.transaction():
         lock(connection)
-        # Another session may have removed the last subscription meanwhile, and anybody created the schema.
         if is_installed(connection):
             _delete(connection, subscription)
     failpoint("teardown.after_state")

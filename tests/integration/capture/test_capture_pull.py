@@ -12,7 +12,8 @@ import pytest
 from psycopg import sql
 
 from cdc_replay.capture.pull import CaptureSource, capture_changes, current_position
-from cdc_replay.capture.slot_continuity import WAL_POSITIONS, only_reader
+from cdc_replay.capture.slot_continuity import WAL_POSITIONS
+from cdc_replay.capture.slot_lock import only_reader
 from cdc_replay.catalog.json_form import catalog_from_json
 from cdc_replay.errors import ChangeLogMismatch, ChangeLogMissing, SlotActive, SlotLost, SlotMissing
 from cdc_replay.model.lsn import Lsn, Window

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from cdc_replay.capture.pull import current_position
-from cdc_replay.capture.slot_continuity import only_reader
+from cdc_replay.capture.slot_lock import only_reader
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.setup import setup

@@ -31,6 +31,7 @@ from cdc_replay.errors import (
 from cdc_replay.failpoints import VARIABLE, FailpointReached
 from cdc_replay.model.certificate import CertifiedTable, CertifyResult, Deviation, TableOutcome
 from cdc_replay.postgres import throwaway_server
+from cdc_replay.postgres.advisory_locks import advisory_key
 from cdc_replay.termination import EXIT_CODE
 from embedded.java import spark_environment
 from embedded.postgres import Cluster, binaries
@@ -350,8 +351,6 @@ def test_leftovers_of_a_killed_run_are_named_and_removed_by_the_next(
     # A run in progress is no leftover: its lock is held, also before its slot is active.
     twin.publisher.run(f"select pg_create_logical_replication_slot('{slot_name('1')}', 'pgoutput')")
     with twin.publisher.connect() as other:
-        from cdc_replay.subscriber.subscription_lock import advisory_key
-
         other.execute("select pg_advisory_lock(%s)", (advisory_key("certify", slot_name("1")),))
         result = certify_now(twin)
 

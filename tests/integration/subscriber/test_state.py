@@ -231,6 +231,28 @@ def test_a_second_process_is_refused_with_the_name_of_the_lock_holder(subscriber
             pass
 
 
+def test_the_lock_brings_its_keys_to_the_state_of_an_earlier_release(subscriber: Database) -> None:
+    with opened(subscriber) as first, opened(subscriber) as second:
+        state_schema.install(first)
+        first.execute("drop table cdc_replay.lock_key")
+        assert subscription_lock.lock_holder(second, "nsw") is None
+        with subscription_lock.lock(first, "nsw"):
+            assert "cdc_replay state test" in str(subscription_lock.lock_holder(second, "nsw"))
+            assert state_schema.has_lock_keys(second)
+
+
+def test_a_held_lock_keeps_no_transaction_and_no_xid(subscriber: Database) -> None:
+    xid = "select pg_current_xact_id_if_assigned(), pg_snapshot_xmax(pg_current_snapshot())::text"
+    with opened(subscriber) as first, opened(subscriber) as second:
+        state_schema.install(first)
+        with subscription_lock.lock(first, "nsw"):
+            before = second.execute(xid).fetchall()
+        for _ in range(3):
+            with subscription_lock.lock(first, "nsw"):
+                assert first.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+                assert second.execute(xid).fetchall() == before
+
+
 def test_the_lock_is_released_after_an_error_inside_a_transaction(subscriber: Database) -> None:
     with opened(subscriber) as first, opened(subscriber) as second:
         with (

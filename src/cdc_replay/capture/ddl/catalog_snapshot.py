@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Self
 
-from psycopg.errors import LockNotAvailable
-
 from cdc_replay.capture.publications import OUR_PUBLICATIONS
 from cdc_replay.capture.slot_continuity import WAL_POSITIONS
 from cdc_replay.catalog.reader import read_catalog, single_snapshot
@@ -17,8 +15,6 @@ from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.postgres.connection import Connection
 
 _SNAPSHOT: Final = "select pg_current_snapshot()::text"
-
-_LOCK_TIMEOUT: Final = "set local lock_timeout = '1s'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +34,6 @@ class CatalogSnapshot:
         """
         with single_snapshot(connection):
             return cls._read_in_transaction(connection)
-
-    @classmethod
-    def read_unless_locked(cls, connection: Connection) -> Self | None:
-        """Read the current catalog; None while a table with a row filter, for instance, is being altered.
-
-        Raises:
-            As `read`.
-        """
-        try:
-            with single_snapshot(connection):
-                connection.execute(_LOCK_TIMEOUT)
-                return cls._read_in_transaction(connection)
-        except LockNotAvailable:
-            return None
 
     @classmethod
     def _read_in_transaction(cls, connection: Connection) -> Self:

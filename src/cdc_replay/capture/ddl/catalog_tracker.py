@@ -13,7 +13,7 @@ the first catalog, the run reads at least up to there. The catalog was read unde
 with the messages of the transactions that this snapshot sees. If they differ, the triggers were dropped or
 disabled, or failed (with a WARNING in that session), and the catalog applies from where it was read. Rows of
 a table without any message cannot wait for the audit: the catalog is read again and applies to the whole
-pull. An audit that would wait for a table lock is left to the next run.
+pull. A text that cannot be read is that of the same tree before; a text that comes late is a new catalog.
 
 Messages are stored as they are. When their size exceeds that of the last full catalog, a full one is added,
 which bounds the work of readers. All of it is written before the commit of its pull, idempotently.
@@ -33,6 +33,7 @@ from cdc_replay.catalog.ddl_change import DdlChange, apply_ddl_change, parse_ddl
 from cdc_replay.catalog.diff import differences
 from cdc_replay.catalog.history import CatalogHistory
 from cdc_replay.catalog.json_form import catalog_to_json, same_definitions
+from cdc_replay.catalog.known_texts import with_known_texts
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.metadata_tables import CatalogRow
 from cdc_replay.errors import InvalidMessage
@@ -80,12 +81,9 @@ class _TriggerAudit:
     current: CatalogSnapshot
 
     @classmethod
-    def start_from(cls, connection: Connection, start: PublisherCatalog) -> Self | None:
-        """Read the current catalog; None (a later run does the audit) while a table is being altered."""
-        if (current := CatalogSnapshot.read_unless_locked(connection)) is None:
-            logger.info("a table is being altered: the next capture checks the event triggers' messages")
-            return None
-        return cls(start, current)
+    def start_from(cls, connection: Connection, start: PublisherCatalog) -> Self:
+        """Read the current catalog."""
+        return cls(start, CatalogSnapshot.read(connection))
 
     @property
     def lsn(self) -> Lsn:
@@ -95,12 +93,13 @@ class _TriggerAudit:
     @property
     def is_unchanged(self) -> bool:
         """Whether the catalog has not changed, so that no message is needed."""
-        return same_definitions(self.start, self.current.catalog)
+        return same_definitions(self.start, with_known_texts(self.current.catalog, self.start))
 
     def missed_changes(self, messages: Sequence[_DdlMessage]) -> Iterator[CatalogRow]:
         """The current catalog, if it differs from what the messages of the same transactions lead to."""
-        catalog, snapshot = self.current.catalog, self.current.snapshot
+        snapshot = self.current.snapshot
         expected = _apply(self.start, [message for message in messages if snapshot.sees(message.xid)])
+        catalog = with_known_texts(self.current.catalog, expected)
         if same_definitions(expected, catalog):
             return
         if names := differences(expected, catalog):
@@ -186,10 +185,14 @@ class CatalogTracker:
         """The full catalogs that the messages do not replace: the first; every new one without triggers."""
         if self._snapshot is None:
             yield from self._catalog_of_unreported_tables(pull, messages, described)
-        elif self._now is None:
+            return
+        if self._now is None:
             yield _full_row(ZERO, self._snapshot.catalog)
-        elif not same_definitions(_apply(self._now, messages), self._snapshot.catalog):
-            yield _full_row(pull.upto if messages else pull.after, self._snapshot.catalog)
+            return
+        expected = _apply(self._now, messages)
+        catalog = with_known_texts(self._snapshot.catalog, expected)
+        if not same_definitions(expected, catalog):
+            yield _full_row(pull.upto if messages else pull.after, catalog)
 
     def _catalog_of_unreported_tables(
         self, pull: Window, messages: Sequence[_DdlMessage], described: Set[RelationId]
@@ -200,6 +203,7 @@ class CatalogTracker:
         if not unreported:
             return
         catalog = CatalogSnapshot.read(self._connection).catalog
+        catalog = catalog if self._now is None else with_known_texts(catalog, self._now)
         names = sorted(str(catalog.tables[oid].name) for oid in unreported if oid in catalog.tables)
         if names:
             logger.warning(

@@ -44,6 +44,7 @@ from psycopg import sql
 
 from cdc_replay.capture.ddl.trigger_functions import (
     FUNCTIONS,
+    LOCK_KEYS,
     RELATIONS,
     SECRET,
     TELL_EVERYTHING,
@@ -55,6 +56,7 @@ from cdc_replay.capture.ownership import APPEARED, SCHEMA, ownership_guard
 from cdc_replay.capture.publications import MARKED_PUBLICATION, comment_text
 from cdc_replay.catalog.json_form import same_definitions
 from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.postgres.advisory_locks import LOCK_KEY_TABLE
 from cdc_replay.postgres.connection import Connection
 
 logger = logging.getLogger(__name__)
@@ -112,7 +114,19 @@ _BODIES: Final = """
     select proname::text, prosrc from pg_proc where pronamespace = to_regnamespace(%s)
 """
 
-_MAY_READ: Final = "select coalesce(has_table_privilege(to_regclass(%s), 'select'), false)"
+_HAS_RIGHTS: Final = """
+    select coalesce(has_table_privilege(to_regclass(%s), 'select'), false)
+        and coalesce(has_table_privilege(to_regclass(%s), 'update'), false)
+"""
+
+# Not to_regclass, which fails without USAGE on the schema.
+_MAY_WRITE_KEYS: Final = """
+    select not pg_is_in_recovery() and exists (
+        select from pg_class c join pg_namespace n on n.oid = c.relnamespace
+        where n.nspname = %s and c.relname = %s
+            and has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'update')
+    )
+"""
 
 # The role of the session, and the role whose setup created the capture publications.
 _SELECT_CAPTURE_ROLES: Final = """
@@ -156,7 +170,7 @@ def plan_event_triggers(
     is_current = existing == tuple(
         _ExistingTrigger(name, comment, is_enabled=True) for name in EVENT_TRIGGERS
     )
-    is_current = is_current and _have_expected_bodies(connection) and _may_read_secret(connection)
+    is_current = is_current and _have_expected_bodies(connection) and _has_rights(connection)
     if is_current or not _are_ours(existing, slot):
         return ()
     removal = [sql.SQL("drop event trigger {}").format(sql.Identifier(trigger.name)) for trigger in existing]
@@ -198,6 +212,7 @@ def plan_removal(connection: Connection, slot: str) -> tuple[sql.Composed, ...]:
         ),
         sql.SQL("drop materialized view if exists {}").format(SECRET),
         sql.SQL("drop sequence if exists {}").format(sql.Identifier(SCHEMA, "ordinal")),
+        sql.SQL("drop table if exists {}").format(LOCK_KEYS),
         *(() if has_other_objects else (sql.SQL("drop schema if exists {}").format(sql.Identifier(SCHEMA)),)),
     )
 
@@ -237,6 +252,15 @@ def is_installed(connection: Connection, slot: str) -> bool:
     existing = _read_triggers(connection)
     names = tuple(trigger.name for trigger in existing if trigger.is_enabled)
     return names == EVENT_TRIGGERS and _are_ours(existing, slot)
+
+
+def may_write_lock_keys(connection: Connection, slot: str) -> bool:
+    """Whether the event triggers of `slot` exist, and the role can write the keys of locks beside them."""
+    existing = _read_triggers(connection)
+    if not existing or not _are_ours(existing, slot):
+        return False
+    ((may_write,),) = connection.execute(_MAY_WRITE_KEYS, (SCHEMA, LOCK_KEY_TABLE)).fetchall()
+    return bool(may_write)
 
 
 def read_secret(connection: Connection, slot: str) -> bytes | None:
@@ -289,9 +313,11 @@ def _have_expected_bodies(connection: Connection) -> bool:
     return expected.items() <= installed.items()
 
 
-def _may_read_secret(connection: Connection) -> bool:
-    ((may_read,),) = connection.execute(_MAY_READ, (SECRET.as_string(connection),)).fetchall()
-    return bool(may_read)
+def _has_rights(connection: Connection) -> bool:
+    """Whether the role may read the secret and write the keys."""
+    names = (SECRET.as_string(connection), LOCK_KEYS.as_string(connection))
+    ((has_rights,),) = connection.execute(_HAS_RIGHTS, names).fetchall()
+    return bool(has_rights)
 
 
 def _schema_exists(connection: Connection) -> bool:

@@ -17,7 +17,7 @@ catalog has in full only from then on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, LiteralString
 
 from psycopg import sql
@@ -25,7 +25,8 @@ from psycopg import sql
 from cdc_replay.capture.ddl.follow_function import follow_body
 from cdc_replay.capture.ownership import SCHEMA
 from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, MESSAGE_FORMAT, REWRITE_PREFIX
-from cdc_replay.catalog.reader import COLUMNS, MEMBERSHIPS, PUBLICATIONS, TABLES
+from cdc_replay.catalog.reader import COLUMNS, MEMBERSHIPS, PUBLICATIONS, TABLES, CatalogRows
+from cdc_replay.postgres.advisory_locks import CREATE_LOCK_KEY_TABLE, LOCK_KEY_TABLE
 from cdc_replay.postgres.connection import PINNED_SETTINGS
 
 FUNCTIONS: Final = (
@@ -34,8 +35,8 @@ FUNCTIONS: Final = (
 )  # fmt: skip
 """With argument types, in an order in which they can be dropped."""
 
-RELATIONS: Final = ("secret", "ordinal")
-"""A materialized view and a sequence in the same schema."""
+RELATIONS: Final = ("secret", "ordinal", LOCK_KEY_TABLE)
+"""A materialized view, a sequence and a table in the same schema."""
 
 _PINNED: Final = {
     "search_path": "pg_catalog, pg_temp",
@@ -60,6 +61,9 @@ _PINNED: Final = {
 pg_temp is listed last; unlisted it would be searched first. A command touches few objects, so index scans are
 best, which the planner cannot know.
 """
+
+_READS_TEXTS: Final = {"lock_timeout": "1s"}
+"""Of functions that wait for locks of others' tables only to print expressions."""
 
 _TOUCHED_BY_DDL: Final = """
         select array_agg(classid), array_agg(objid) into classes, objects
@@ -200,18 +204,36 @@ _TOUCHED_BY_DROP: Final = """
 SECRET: Final = sql.Identifier(SCHEMA, "secret")
 """The relation with the secret, of one row and one column, `value`."""
 
+LOCK_KEYS: Final = sql.Identifier(SCHEMA, LOCK_KEY_TABLE)
+"""The table with the keys of the locks of slots."""
+
 _ORDINAL: Final = sql.Identifier(SCHEMA, "ordinal")
 _EMIT_FUNCTION: Final = sql.Identifier(SCHEMA, "emit")
 _TELL_EVERYTHING_FUNCTION: Final = sql.Identifier(SCHEMA, "tell_everything")
 
 _ROWS: Final = """
             'tables', ({table_rows}),
-            'columns', ({column_rows}),
+            'columns', column_rows,
             'publications', ({publication_rows}),
-            'memberships', ({membership_rows})"""
+            'memberships', membership_rows"""
+
+# A table that another session has locked, or an expression that is nested too deeply, has no texts.
+_READ_TEXTS: Final = """
+    begin
+        column_rows := ({column_rows});
+        membership_rows := ({membership_rows});
+    exception when lock_not_available or statement_too_complex or program_limit_exceeded then
+        column_rows := ({columns_without_texts});
+        membership_rows := ({memberships_without_texts});
+    end;
+"""
 
 _TELL_EVERYTHING: Final = """
+declare
+    column_rows json;
+    membership_rows json;
 begin
+    {read_texts}
     perform {emit}({prefix}, json_build_object('format', {format}, 'whole', true, {rows}));
 end
 """
@@ -230,12 +252,14 @@ _REVOKES: Final[tuple[LiteralString, ...]] = (
     "revoke all on schema {schema} from public",
     "revoke all on {secret} from public",
     "revoke all on sequence {ordinal} from public",
+    "revoke all on {lock_keys} from public",
     "revoke all on all functions in schema {schema} from public",
 )
 
 _GRANTS: Final[tuple[LiteralString, ...]] = (
     "grant usage on schema {schema} to {roles}",
     "grant select on {secret} to {roles}",
+    "grant select, insert, update on {lock_keys} to {roles}",
     "grant execute on function {tell_everything}() to {roles}",
 )
 
@@ -265,6 +289,8 @@ declare
     added_schemas json;
     removed_memberships json;
     removed_schemas json;
+    column_rows json;
+    membership_rows json;
 begin
     if tg_event = 'ddl_command_end' then
 {by_ddl};
@@ -279,6 +305,7 @@ begin
     if touched_tables || respelled_tables || touched_publications || schemas_of || added_memberships <> '{{}}'
         or coalesce(added_schemas, removed_memberships, removed_schemas) is not null
     then
+        {read_texts}
         perform {emit}({prefix}, json_build_object(
             'format', {format},
             'touched_tables', touched_tables::bigint[],
@@ -334,6 +361,7 @@ class TriggerFunction:
     name: str
     body: sql.Composed
     signature: LiteralString = "() returns event_trigger"
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def statement(self) -> sql.Composed:
@@ -342,7 +370,7 @@ class TriggerFunction:
             sql.SQL("set {} = {}").format(
                 sql.SQL(setting), sql.SQL(value) if setting == "search_path" else value
             )
-            for setting, value in _PINNED.items()
+            for setting, value in {**_PINNED, **self.settings}.items()
         )
         return sql.SQL(
             "create or replace function {}{} language plpgsql security definer {}"
@@ -360,19 +388,20 @@ def trigger_functions() -> tuple[TriggerFunction, ...]:
             sql.SQL(_EMIT).format(secret=SECRET, ordinal=f"{SCHEMA}.ordinal"),
             signature="(prefix text, content json) returns void",
         ),
-        TriggerFunction("tell_definitions", _tell_definitions()),
+        TriggerFunction("tell_definitions", _tell_definitions(), settings=_READS_TEXTS),
         TriggerFunction("tell_rewrite", sql.SQL(_TELL_REWRITE).format(**rewrite)),
         TriggerFunction(
             "tell_everything",
-            sql.SQL(_TELL_EVERYTHING).format(**names, rows=_rows({})),
+            sql.SQL(_TELL_EVERYTHING).format(**names, rows=_rows({}), read_texts=_texts({})),
             signature="() returns void",
+            settings=_READS_TEXTS,
         ),
         TriggerFunction("follow", follow_body(sql.Identifier(SCHEMA, "subscribed"))),
     )
 
 
 def create_functions(publications: Sequence[str]) -> tuple[sql.Composed, ...]:
-    """The statements that create or replace the functions, and create their secret.
+    """The statements that create or replace the functions, and create their secret and the keys.
 
     `publications` are the subscribed ones. Only the owner may call the functions or read the secret.
     """
@@ -380,10 +409,16 @@ def create_functions(publications: Sequence[str]) -> tuple[sql.Composed, ...]:
     subscribed = sql.SQL(
         "create or replace function {}() returns name[] language sql stable return {}::name[]"
     ).format(sql.Identifier(SCHEMA, "subscribed"), sorted(publications))
-    names = {"schema": sql.Identifier(SCHEMA), "secret": SECRET, "ordinal": _ORDINAL}
+    names = {
+        "schema": sql.Identifier(SCHEMA),
+        "secret": SECRET,
+        "ordinal": _ORDINAL,
+        "lock_keys": LOCK_KEYS,
+    }
     return (
         sql.SQL("create sequence if not exists {ordinal}").format(**names),
         sql.SQL(_SIGNING_VIEW).format(**names),
+        sql.SQL(CREATE_LOCK_KEY_TABLE).format(table=LOCK_KEYS),
         subscribed,
         *(function.statement for function in trigger_functions()),
         *(sql.SQL(revoke).format(**names) for revoke in _REVOKES),
@@ -391,10 +426,11 @@ def create_functions(publications: Sequence[str]) -> tuple[sql.Composed, ...]:
 
 
 def grant_statements(roles: Sequence[str]) -> tuple[sql.Composed, ...]:
-    """The statements that let capturing roles read the secret and call `tell_everything`."""
+    """The statements that let capturing roles read the secret, call `tell_everything` and lock slots."""
     names = {
         "schema": sql.Identifier(SCHEMA),
         "secret": SECRET,
+        "lock_keys": LOCK_KEYS,
         "tell_everything": _TELL_EVERYTHING_FUNCTION,
         "roles": sql.SQL(", ").join(map(sql.Identifier, roles)),
     }
@@ -408,15 +444,31 @@ def _tell_definitions() -> sql.Composed:
         prefix=CATALOG_PREFIX,
         format=MESSAGE_FORMAT,
         rows=_rows(_TOUCHED),
+        read_texts=_texts(_TOUCHED),
         emit=_EMIT_FUNCTION,
     )
 
 
 def _rows(only: Mapping[str, LiteralString]) -> sql.Composed:
-    kinds = {"table": TABLES, "column": COLUMNS, "publication": PUBLICATIONS, "membership": MEMBERSHIPS}
     return sql.SQL(_ROWS).format(
-        **{f"{kind}_rows": rows.select_json(sql.SQL(only.get(kind, "true"))) for kind, rows in kinds.items()}
+        table_rows=_select(TABLES, only.get("table")),
+        publication_rows=_select(PUBLICATIONS, only.get("publication")),
     )
+
+
+def _texts(only: Mapping[str, LiteralString]) -> sql.Composed:
+    """Reads the rows that have texts of expressions."""
+    columns, memberships = only.get("column"), only.get("membership")
+    return sql.SQL(_READ_TEXTS).format(
+        column_rows=_select(COLUMNS, columns),
+        membership_rows=_select(MEMBERSHIPS, memberships),
+        columns_without_texts=_select(COLUMNS, columns, texts=False),
+        memberships_without_texts=_select(MEMBERSHIPS, memberships, texts=False),
+    )
+
+
+def _select(rows: CatalogRows, only: LiteralString | None, *, texts: bool = True) -> sql.Composed:
+    return rows.select_json(sql.SQL(only or "true"), texts=texts)
 
 
 _TOUCHED: Final[Mapping[str, LiteralString]] = {

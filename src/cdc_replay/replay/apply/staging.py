@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, Self
 import numpy as np
 import psycopg
 import pyarrow as pa
-from psycopg import sql
+from psycopg.errors import DuplicateTable, UniqueViolation
 from pyspark import TaskContext
 
 from cdc_replay.arrow.arrays import Int64s
@@ -177,11 +177,10 @@ def _copy_texts(
 def _start_copy(
     connection: Connection, table: StageTable, is_changes: bool
 ) -> contextlib.AbstractContextManager[psycopg.Copy]:
-    # `if not exists` alone fails if another task creates the same table concurrently. Statements that are
-    # sent together are one transaction.
-    locked = sql.SQL("select pg_advisory_xact_lock(hashtextextended({}, 0)); {}")
     create = table.create_changes_statement if is_changes else table.create_statement
-    connection.execute(locked.format(sql.Literal(table.name), create), prepare=False)
+    # `if not exists` fails if another task creates the same table concurrently: it exists then.
+    with contextlib.suppress(UniqueViolation, DuplicateTable):
+        connection.execute(create, prepare=False)
     into = table.changes_identifier if is_changes else table.identifier
     if not is_changes:
         table.staged_columns.check_types(connection, table.identifier)
