@@ -222,7 +222,7 @@ def repair_rows(result: results.ValidateResult) -> Iterator[Row]:
         for kind, (count, keys) in table.by_kind().items():
             if count:
                 shown = f", such as {', '.join(keys)}" if keys else ""
-                yield f"{table.table}: {would}{kind}", f"{count:,}{shown}"
+                yield table.table, f"{count:,} {would}{kind}{shown}"
     yield from (("not repaired", reason) for reason in result.not_repaired)
 
 

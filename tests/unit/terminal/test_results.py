@@ -194,10 +194,9 @@ SCREENS: dict[str, tuple[Result, str]] = {
         ),
         (
             "nsw is NOT consistent at 0/2A2B3C: 1 of 2 tables differs, 3.0 s\n"
-            "  public.t: would be updated  1, such as (id)=(8)\n"
-            "  public.t                    for information only: its DELETEs are not\n"
-            "                              published\n"
-            "  report                      /srv/nsw/1.html\n"
+            "  public.t  1 would be updated, such as (id)=(8)\n"
+            "  public.t  for information only: its DELETEs are not published\n"
+            "  report    /srv/nsw/1.html\n"
             "`cdc-replay validate nsw --repair` makes them equal.\n"
         ),
     ),
