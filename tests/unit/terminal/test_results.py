@@ -278,7 +278,7 @@ SCREENS: dict[str, tuple[Result, str]] = {
             "  replication slot  s\n"
             "  publication       p, q\n"
             "The change log and the subscribers' rows stay. To capture again, move the change\n"
-            "  log away, then run `cdc-replay setup shop` and `snapshot` for each\n"
+            "  log away, then run `cdc-replay setup shop`, and `cdc-replay snapshot` for each\n"
             "  subscription.\n"
         ),
     ),
