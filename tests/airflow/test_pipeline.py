@@ -443,7 +443,7 @@ def test_a_damaged_subscriber_fails_validation_and_a_run_with_repair_mends_it(pi
     assert "77777" in linked_report(pipeline, run)  # not the latest, but that of its run
     mended = pipeline.succeed("validate__big", repair=True, dry_run=False)
     assert pipeline.big.rows("select * from orders order by id") == whole
-    assert "public.orders: inserted: 1, such as (id)=(2)" in client.log(mended, "validate")
+    assert "public.orders: 1 inserted, such as (id)=(2)" in client.log(mended, "validate")
     assert "Repaired before this validation" in linked_report(pipeline, mended)
 
 

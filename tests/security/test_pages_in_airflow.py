@@ -447,6 +447,18 @@ def test_a_runs_page_has_a_tab_that_leads_to_its_report(pages: Pages, browser_pa
     browser_page.get_by_text("keys of nsw").wait_for()
 
 
+@pytest.mark.browser
+def test_the_form_of_a_backfill_leads_to_what_the_log_holds(pages: Pages, browser_page: Page) -> None:
+    token = pages.authorization(USER)["Authorization"].removeprefix("Bearer ")
+    browser_page.context.add_cookies([{"name": "_token", "value": token, "url": pages.airflow.url}])
+    browser_page.goto(f"{pages.airflow.url}/dags/backfill__nsw")
+    browser_page.get_by_role("button", name="Trigger").first.click()
+    browser_page.get_by_role("button", name="Range").click()
+    browser_page.get_by_text("Start after this").wait_for()
+    link = browser_page.get_by_role("link", name="Browse → CDC replay")
+    assert (link.get_attribute("href") or "").endswith("/plugin/cdc-replay")
+
+
 def test_rows_are_explained_only_to_those_who_may_validate(pages: Pages) -> None:
     question = {"table": "public.t", "key": ["id=1"]}
     for user, path in (

@@ -92,7 +92,12 @@ class StatusPageLink(BaseOperatorLink):
     name = "CDC replay status"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        return f"{_base_url()}/plugin{PREFIX}"
+        return status_page()
+
+
+def status_page() -> str:
+    """The address of the page inside Airflow's."""
+    return f"{_base_url()}/plugin{PREFIX}"
 
 
 def _base_url() -> str:

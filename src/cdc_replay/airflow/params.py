@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from airflow.sdk.definitions.param import Param, ParamsDict
 
+from cdc_replay.airflow.links import status_page
 from cdc_replay.airflow.template_values import TABLE
 
 _LSN: Final = r"[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}"
@@ -156,8 +157,9 @@ def backfill_params() -> ParamsDict:
         {
             "from": _position(
                 "From",
-                "Start after this. Empty: with the first transaction of the log. Browse → CDC replay shows"
-                " what the log holds.",
+                "Start after this. Empty: with the first transaction of the log. What the log holds is shown"
+                f' by the button "Backfill a range" of [Browse → CDC replay]({status_page()}), and by the'
+                ' task "plan".',
             ),
             "to": _position(
                 "To",
@@ -211,13 +213,17 @@ def _switch(title: str, description: str, *, default: bool, **shown: Any) -> Par
 
 
 def _position(title: str, description: str) -> Param:
+    """`description` is Markdown, which Airflow's form shows of a Param that has no other description.
+
+    What the log holds is not part of it: each new commit of the log would be a new version of the DAG.
+    """
     return Param(
         None,
         type=["null", "string"],
         pattern=POSITION,
         title=title,
-        description=f"{description} A date (2013-01-05), a time (2013-01-05T06:00:00Z; without a zone it is"
-        " UTC), or an LSN (16/B374D848). A time means the last transaction that had committed by then.",
+        description_md=f"{description} A date (2013-01-05), a time (2013-01-05T06:00:00Z; without a zone it"
+        " is UTC), or an LSN (16/B374D848). A time means the last transaction that had committed by then.",
         examples=["2013-01-05", "2013-01-05T06:00:00Z", "16/B374D848"],
         section="Range",
     )

@@ -23,7 +23,7 @@ from typing import Final
 from cdc_replay.model.alarm import WORSE, Alarm, AlarmKey, AlarmKind, Observed, Severity
 from cdc_replay.model.check import Check, Verdict
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.problems import LOG_MISSING, Bounds, lag_beyond, proof_beyond, split_hint, way_out
+from cdc_replay.model.problems import Bounds, lag_beyond, log_missing_hint, proof_beyond, split_hint, way_out
 from cdc_replay.model.size import size_in_words
 from cdc_replay.model.status import (
     PublisherState,
@@ -124,7 +124,8 @@ def _without_slot(publisher: PublisherStatus, subject: str) -> Observed:
 def _log_missing(publisher: PublisherStatus, subject: str) -> Iterator[Alarm]:
     if publisher.log_end is None:
         text = f"replication slot {publisher.slot} exists, but its change log is missing"
-        yield Alarm(AlarmKey(subject, AlarmKind.LOG_NOT_READABLE.value), Severity.CRITICAL, text, LOG_MISSING)
+        key, hint = AlarmKey(subject, AlarmKind.LOG_NOT_READABLE.value), log_missing_hint(publisher.publisher)
+        yield Alarm(key, Severity.CRITICAL, text, hint)
 
 
 def _retained_wal(publisher: PublisherStatus, subject: str, most: int | None) -> Iterator[Alarm]:

@@ -144,7 +144,7 @@ def _certify(
 def _explain(
     subscription: SubscriptionArgument,
     config: ConfigOption = None,
-    log_level: LogLevelOption = "info",
+    log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Show per table what is published, how it is filtered and where the filter is evaluated."""
@@ -170,7 +170,7 @@ def _why(
     values: Annotated[bool, typer.Option("--values", help="Show the values of the row's columns.")] = False,
     last: Annotated[int, typer.Option("--last", help="Explain at most this many changes.", min=1)] = 100,
     config: ConfigOption = None,
-    log_level: LogLevelOption = "info",
+    log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Show the history of one row, and why publisher and subscriber differ in it."""
@@ -244,7 +244,7 @@ def _status(
     watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option("--interval", help="Seconds, with --watch.", min=0.5)] = 5,
     config: ConfigOption = None,
-    log_level: LogLevelOption = "info",
+    log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome | None:
     """Show publishers and subscriptions, or the tables of one, and what is wrong."""

@@ -102,7 +102,8 @@ def _describe_error(error: BaseException) -> tuple[str, int] | None:
         case Terminated():
             return "terminated by SIGTERM", EXIT_CODE
         case typer.Abort() | KeyboardInterrupt():
-            return "interrupted", 1
+            # A question that was answered with no, or not at all, aborts.
+            return "interrupted" if isinstance(error, KeyboardInterrupt) else "nothing was done", 1
         case InvalidConfiguration() | InvalidLsn():
             return str(error), 2
         case CdcReplayError() | psycopg.Error() | OSError():

@@ -28,17 +28,20 @@ def _init(
     publisher_dsn: Annotated[
         str | None, typer.Option("--publisher-dsn", help="Without password, or with ${NAME} in its place.")
     ] = None,
-    subscriber_dsn: Annotated[str | None, typer.Option("--subscriber-dsn", help="Likewise.")] = None,
-    publisher_name: Annotated[str | None, typer.Option("--publisher-name", help="Default: database.")] = None,
+    subscriber_dsn: Annotated[str | None, typer.Option("--subscriber-dsn", help="In the same form.")] = None,
+    publisher_name: Annotated[
+        str | None, typer.Option("--publisher-name", help="Default: its database's name.")
+    ] = None,
     subscription_name: Annotated[
-        str | None, typer.Option("--subscription-name", help="Default: database.")
+        str | None,
+        typer.Option("--subscription-name", help="Default: the name of the subscriber's database."),
     ] = None,
     publication: Annotated[
         list[str] | None, typer.Option("--publication", help="To subscribe to; default: all.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     config: ConfigOption = None,
-    log_level: LogLevelOption = "warning",
+    log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Write a first configuration file, after asking both databases what there is."""
@@ -55,7 +58,7 @@ def _init(
 
 @app.command("doctor", rich_help_panel=SET_UP)
 def _doctor(
-    config: ConfigOption = None, log_level: LogLevelOption = "warning", as_json: JsonOption = False
+    config: ConfigOption = None, log_level: LogLevelOption = None, as_json: JsonOption = False
 ) -> CommandOutcome:
     """Check this machine, the configuration and both sides; say what to do."""
     from cdc_replay.commands.doctor import doctor
@@ -74,7 +77,7 @@ def _setup(
         str | None, typer.Option("--subscription", help="With --dry-run: the SQL for its subscriber.")
     ] = None,
     config: ConfigOption = None,
-    log_level: LogLevelOption = "info",
+    log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Check the publisher; create its capture publications, slot and change log."""

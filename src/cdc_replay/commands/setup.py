@@ -17,6 +17,7 @@ from cdc_replay.capture.setup import setup_publisher
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.commands.opening import setup_request
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
+from cdc_replay.doctor.server import setup_script
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.model.results import SetupResult
 from cdc_replay.postgres.connection import connect, superuser_warnings
@@ -69,7 +70,9 @@ def subscriber_script(config: Config, publisher: str, name: str) -> SetupResult:
     run_as_owner = subscription.subscription.run_as_owner
     with connect(config.dsn_of(subscription), purpose=f"setup {name}") as connection:
         statements, warnings = plan_role_script(connection, names, run_as_owner=run_as_owner)
-        superusers = tuple(superuser_warnings(connection, f"subscription {name}"))
+        superusers = tuple(
+            superuser_warnings(connection, f"subscription {name}", setup_script(publisher, name))
+        )
     return SetupResult(
         publisher=publisher,
         from_lsn=None,
@@ -84,14 +87,15 @@ def subscriber_script(config: Config, publisher: str, name: str) -> SetupResult:
 
 def _superusers(config: Config, publisher: str) -> Iterator[str]:
     """Warnings of roles that are superusers; a server that does not answer is skipped."""
-    endpoints: dict[str, PublisherConfig | SubscriptionConfig] = {
-        f"publisher {publisher}": config.publisher(publisher)
-    }
+    endpoints: list[tuple[str, PublisherConfig | SubscriptionConfig, str]] = [
+        (f"publisher {publisher}", config.publisher(publisher), setup_script(publisher))
+    ]
     for subscription in config.subscriptions_of(publisher):
-        endpoints[f"subscription {subscription.name}"] = subscription
-    for name, endpoint in endpoints.items():
+        script = setup_script(publisher, subscription.name)
+        endpoints.append((f"subscription {subscription.name}", subscription, script))
+    for name, endpoint, script in endpoints:
         with (
             contextlib.suppress(CdcReplayError),
             connect(config.dsn_of(endpoint), purpose="setup") as connection,
         ):
-            yield from superuser_warnings(connection, name)
+            yield from superuser_warnings(connection, name, script)

@@ -11,7 +11,7 @@ from cdc_replay.capture.grants import plan_grants
 from cdc_replay.capture.publisher_status import slot_state
 from cdc_replay.capture.setup import SetupRequest, setup_publisher
 from cdc_replay.catalog.reader import read_catalog
-from cdc_replay.doctor.server import check_grants, check_session
+from cdc_replay.doctor.server import check_grants, check_session, setup_script
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.check import Check, Verdict, failed_check
 from cdc_replay.model.publication import PublisherCatalog
@@ -34,7 +34,7 @@ def check_publisher(request: SetupRequest, seconds: float, max_retained_wal: int
     try:
         purpose = f"doctor {request.publisher}"
         with connect_with_deadline(request.dsn, purpose=purpose, seconds=seconds) as connection:
-            yield from check_session(subject, connection)
+            yield from check_session(subject, connection, setup_script(request.publisher))
             yield from _server(subject, connection)
             yield from _headroom(subject, connection, request.slot, max_retained_wal)
             catalog = read_catalog(connection, texts=False)
@@ -98,7 +98,7 @@ def _grants(connection: Connection, request: SetupRequest, catalog: PublisherCat
     return check_grants(
         f"publisher {request.publisher}",
         tuple(statement.as_string(connection) for statement in statements),
-        f"cdc-replay setup {request.publisher} --dry-run",
+        setup_script(request.publisher),
     )
 
 

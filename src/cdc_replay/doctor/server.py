@@ -19,12 +19,12 @@ LISTED: Final = 3
 _CLOCK: Final = "select extract(epoch from pg_catalog.clock_timestamp())::float8"
 
 
-def check_session(subject: str, connection: Connection) -> Iterator[Check]:
-    """Version, clock and role of a server that has answered."""
+def check_session(subject: str, connection: Connection, script: str) -> Iterator[Check]:
+    """Version, clock and role of a server that has answered; `script` prints what a role lacks."""
     version = connection.info.parameter_status("server_version") or "unknown"
     yield Check(subject, Verdict.OK, f"PostgreSQL {version} answers")
     if (role := superuser(connection)) is not None:
-        remedy = "Use a role that may only log in, with the grants that `cdc-replay setup --dry-run` prints."
+        remedy = f"Use a role that may only log in, with the grants that `{script}` prints for it."
         yield Check(subject, Verdict.WARNING, f'role "{role}" is a superuser, which it need not be', remedy)
     before = time.time()
     ((server,),) = connection.execute(_CLOCK).fetchall()
@@ -38,10 +38,18 @@ def check_session(subject: str, connection: Connection) -> Iterator[Check]:
         yield Check(subject, Verdict.OK, "its clock agrees with this machine's")
 
 
+def setup_script(publisher: str, subscription: str | None = None) -> str:
+    """The command that prints what an administrator runs on the publisher, or on a subscriber."""
+    side = "" if subscription is None else f" --subscription {subscription}"
+    return f"cdc-replay setup {publisher} --dry-run{side}"
+
+
 def check_grants(subject: str, statements: tuple[str, ...], script: str) -> Check:
     """Whether the role lacks privileges that `script` prints."""
     if not statements:
         return Check(subject, Verdict.OK, "the role has the privileges that it needs")
     more = f" and {len(statements) - LISTED} more" if len(statements) > LISTED else ""
     message = f"the role lacks privileges: {'; '.join(statements[:LISTED])}{more}"
-    return Check(subject, Verdict.FAILED, message, f"Let an administrator run `{script} | psql`.")
+    return Check(
+        subject, Verdict.FAILED, message, f"Let an administrator run in psql what `{script}` prints."
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import psycopg
 
-from cdc_replay.doctor.server import check_grants, check_session
+from cdc_replay.doctor.server import check_grants, check_session, setup_script
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.check import Check, Verdict, failed_check
 from cdc_replay.model.relation import QualifiedName
@@ -23,11 +23,14 @@ def check_subscriber(
     subscription: Subscription, dsn: str, columns: Columns | None, seconds: float
 ) -> Iterator[Check]:
     """The checks of one subscription; `columns` are the published ones by table, None if not known."""
-    subject = f"subscription {subscription.name}"
+    subject, script = (
+        f"subscription {subscription.name}",
+        setup_script(subscription.publisher, subscription.name),
+    )
     try:
         purpose = f"doctor {subscription.name}"
         with connect_with_deadline(dsn, purpose=purpose, seconds=seconds) as connection:
-            yield from check_session(subject, connection)
+            yield from check_session(subject, connection, script)
             if is_read_only(connection):
                 yield Check(subject, Verdict.FAILED, "the database is read-only", READ_ONLY_REMEDY)
             if columns is not None:
@@ -44,8 +47,7 @@ def _tables(
 ) -> Iterator[Check]:
     run_as_owner = subscription.run_as_owner
     statements, warnings = plan_role_script(connection, list(columns), run_as_owner=run_as_owner)
-    script = f"cdc-replay setup {subscription.publisher} --dry-run --subscription {subscription.name}"
-    yield check_grants(subject, statements, script)
+    yield check_grants(subject, statements, setup_script(subscription.publisher, subscription.name))
     for warning in warnings:
         yield Check(subject, Verdict.WARNING, warning)
     try:

@@ -37,8 +37,6 @@ from cdc_replay.model.status import (
 )
 
 _DOCTOR: Final = "Run `cdc-replay doctor`, which says what each server lacks."
-LOG_MISSING: Final = "Bring the folder back; `cdc-replay doctor` says where it is looked for."
-"""The way out where a slot has lost its change log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +89,14 @@ def find_problems(status: StatusResult, bounds: Bounds, now: dt.datetime) -> tup
     return tuple(problems)
 
 
+def log_missing_hint(publisher: str) -> str:
+    """The way out where a slot has no change log; setup creates none in place of one that is lost."""
+    return (
+        f"Run `cdc-replay setup {publisher}`, which creates a first one. One that was there has to come back:"
+        " `cdc-replay doctor` says where it is looked for."
+    )
+
+
 def split_hint(error: str) -> tuple[str, str]:
     """An error's text without its hint, in one line, and the hint, which may be empty."""
     text, _, hint = error.partition("\nHINT: ")
@@ -124,7 +130,7 @@ def _log_missing(publisher: PublisherStatus) -> Iterator[Problem]:
     has_slot = publisher.state in {PublisherState.READY, PublisherState.NEAR_LOST}
     if has_slot and publisher.log_end is None:
         message = f"replication slot {publisher.slot} exists, but its change log is missing"
-        yield Problem(f"publisher {publisher.publisher}", message, LOG_MISSING)
+        yield Problem(f"publisher {publisher.publisher}", message, log_missing_hint(publisher.publisher))
 
 
 def _of_subscription(subscription: SubscriptionStatus, tables: Iterable[TableStatus]) -> Iterator[Problem]:

@@ -86,7 +86,9 @@ class Pace:
             parts.append(progress.current)
         if progress.unit is Unit.BYTES and rate >= 1:
             parts.append(f"{size_in_words(round(rate))}/s")
-        if progress.total is not None and rate > 0 and not progress.is_done:
+        # Tables differ in size: those that are done say nothing about the others.
+        is_even = progress.unit is not Unit.TABLES
+        if is_even and progress.total is not None and rate > 0 and not progress.is_done:
             parts.append(f"{duration_in_words((progress.total - progress.done) / rate)} left")
         return ", ".join(parts)
 
@@ -96,4 +98,6 @@ def _amounts(progress: Progress) -> str:
         done = size_in_words(progress.done)
         return done if progress.total is None else f"{done} of {size_in_words(progress.total)}"
     of_total = "" if progress.total is None else f" of {progress.total:,}"
-    return f"{progress.done:,}{of_total} {progress.unit.value}"
+    counted = progress.done if progress.total is None else progress.total
+    noun = progress.unit.value.removesuffix("s") if counted == 1 else progress.unit.value
+    return f"{progress.done:,}{of_total} {noun}"

@@ -246,12 +246,15 @@ def superuser(connection: Connection) -> str | None:
     return None if row is None else str(row[0])
 
 
-def superuser_warnings(connection: Connection, endpoint: str) -> Iterator[str]:
-    """A warning if the session's role at `endpoint`, such as `publisher shop`, is a superuser."""
+def superuser_warnings(connection: Connection, endpoint: str, script: str) -> Iterator[str]:
+    """A warning if the session's role at `endpoint`, such as `publisher shop`, is a superuser.
+
+    `script` is the command that prints what another role would lack.
+    """
     if (role := superuser(connection)) is not None:
         yield (
             f'{endpoint}: role "{role}" is a superuser, which it need not be: use a role that may only log'
-            " in, and let an administrator run what `cdc-replay setup --dry-run` prints for it"
+            f" in, and let an administrator run what `{script}` prints for it"
         )
 
 
@@ -281,9 +284,13 @@ def translated_errors(action: str, *, grant: str | None = None) -> Iterator[None
         raise translated from error
 
 
+_LIBPQ_QUESTION: Final = re.compile(r"\n\tIs the server running [^\n]*\?")
+"""Of a connection that is refused, once per address; the hint says it."""
+
+
 def _translate(action: str, error: psycopg.Error, grant: str | None) -> CdcReplayError | None:
     # The server's message; a libpq connection failure may repeat parts of the DSN, never the password.
-    server_message = error.diag.message_primary or str(error).strip()
+    server_message = error.diag.message_primary or _LIBPQ_QUESTION.sub("", str(error)).strip()
     message = f"{action}: {server_message}"
     match error:
         case pg.InsufficientPrivilege() | pg.InvalidAuthorizationSpecification() | pg.InvalidPassword():

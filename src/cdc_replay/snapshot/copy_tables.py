@@ -31,7 +31,7 @@ import pyarrow as pa
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.progress import Progress, Report, unreported
+from cdc_replay.model.progress import Progress, Report, each_table, unreported
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection
@@ -221,7 +221,9 @@ class _Run:
     def complete(self, report: Report) -> tuple[CopiedTable, ...]:
         """Move staged rows and report every table; then raise the first error, if any."""
         copied: list[CopiedTable] = []
-        for planned in self._plans:
+        for planned in each_table(
+            report, "complete", self._request.subscription, self._plans, lambda planned: planned.table.name
+        ):
             name = planned.table.name
             if name in self._errors:
                 continue

@@ -35,11 +35,16 @@ logger = logging.getLogger(__name__)
 WATCH_SECONDS: Final = 1.0
 """Interval of polling."""
 
+# A chunk's staging table is created in the transaction that fills it: nobody else finds it in the catalog, so
+# its name is that in the statement.
 RUNNING: Final = """
-    select namespace.nspname, class.relname, copy.tuples_processed, copy.bytes_processed
+    select coalesce(namespace.nspname, 'cdc_replay'),
+           coalesce(class.relname, substring(activity.query from '^copy "cdc_replay"[.]"([^"]+)"'), ''),
+           copy.tuples_processed, copy.bytes_processed
       from pg_catalog.pg_stat_progress_copy as copy
-      join pg_catalog.pg_class as class on class.oid = copy.relid
-      join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
+      join pg_catalog.pg_stat_activity as activity using (pid)
+      left join pg_catalog.pg_class as class on class.oid = copy.relid
+      left join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
      where copy.datname = pg_catalog.current_database() and copy.command = 'COPY FROM'
 """
 
@@ -111,6 +116,11 @@ class _TableProgress:
             bytes_per_second=size / max(now - self.started, WATCH_SECONDS),
         )
 
+    def end(self) -> Progress:
+        """The progress after the last COPY: nothing is left, whatever the estimate was."""
+        copy = self.progress(time.monotonic())
+        return Progress("copy", str(copy.table), copy.bytes, copy.bytes, rows=copy.rows)
+
 
 def _watch(
     settings: CopySettings,
@@ -124,9 +134,12 @@ def _watch(
             while not ended.wait(WATCH_SECONDS):
                 moved = _poll(connection, tables)
                 report_progress(connection, settings.subscription, moved)
-                for table in moved:
-                    report(_to_report(table))
+                for copy in moved:
+                    report(_to_report(copy))
             clear_progress(connection, settings.subscription)
+            for table in tables:
+                if table.counts:
+                    report(table.end())
     except (CdcReplayError, psycopg.Error) as error:
         # The copy does not depend on it, and reports a lost server itself.
         logger.warning("cannot report progress of the snapshot: %s", error)

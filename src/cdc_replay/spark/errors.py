@@ -114,4 +114,5 @@ def _translate(action: str, text: str) -> CdcReplayError:
         return kind(match["message"].strip(), detail=match["detail"], hint=match["hint"])
     if match := _RAISED_IN_SQL.search(text):
         return errors.SubscriberNotReady(match["message"])
-    return SparkJobFailed(f"{action} failed in Spark", detail=text.strip()[:2000])
+    hint = "Run `cdc-replay doctor`, which checks Java." if "[JAVA_GATEWAY_EXITED]" in text else None
+    return SparkJobFailed(f"{action} failed in Spark", detail=text.strip()[:2000], hint=hint)

@@ -11,7 +11,8 @@ import contextlib
 import logging
 import os
 import subprocess
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -62,6 +63,9 @@ LOGGERS_OF_FAILURES: Final = (
 )
 """They log exceptions of tasks on the driver, which its program gets anyway."""
 
+CHATTER: Final = b"WARNING: Using incubator modules: jdk.incubator.vector"
+"""Java says so wherever Spark's launcher runs one that has the module, which only MLlib uses."""
+
 SMALL_WINDOW_ROWS: Final = 50_000
 ROWS_PER_PARTITION: Final = 500_000
 
@@ -76,15 +80,14 @@ def spark_session(name: str, *, conf: dict[str, str] | None = None) -> SparkSess
         return cast("SparkSession", server.session)
     if (active := SparkSession.getActiveSession()) is not None:
         return active
-    builder = SparkSession.builder.appName(name)
     submitted = _submitted_settings()
+    settings = {key: value for key, value in DEFAULTS.items() if key not in submitted} | (conf or {})
     if "spark.master" not in submitted:
         prepare_environment()
-        builder = builder.master("local[*]")
-    for key, value in DEFAULTS.items():
-        if key not in submitted:
-            builder = builder.config(key, value)
-    for key, value in (conf or {}).items():
+        settings = {"spark.master": "local[*]"} | settings
+        _start_jvm(settings)
+    builder = SparkSession.builder.appName(name)
+    for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     finish_on_interrupt_again()
@@ -92,6 +95,33 @@ def spark_session(name: str, *, conf: dict[str, str] | None = None) -> SparkSess
     if not logger.isEnabledFor(logging.DEBUG):
         _leave_failures_to_us(session)
     return session
+
+
+def _start_jvm(settings: Mapping[str, str]) -> None:
+    """Start the JVM of a local Spark, unless it runs, without what it says of itself on standard error.
+
+    Spark's builder would start it with our standard error as its own.
+    """
+    if SparkContext._gateway is not None:  # noqa: SLF001 - Spark has no other way to say where it writes
+        return
+    launch: Callable[..., Any] = launch_gateway
+    reader, writer = os.pipe()
+    threading.Thread(target=pass_on, args=(reader,), daemon=True).start()
+    try:
+        gateway = launch(SparkConf().setAll(list(settings.items())), {"stderr": writer})
+    finally:
+        os.close(writer)
+    SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
+
+
+def pass_on(reader: int) -> None:
+    """Write the JVM's lines from this pipe to our standard error, but for its chatter, until it ends."""
+    with open(reader, "rb") as lines:
+        for line in lines:
+            if not line.startswith(CHATTER):
+                # A JVM whose pipe is full would wait for ever, so a line that is lost ends nothing.
+                with contextlib.suppress(OSError):
+                    os.write(2, line)
 
 
 def has_session() -> bool:

@@ -20,6 +20,8 @@ from cdc_replay.terminal.layout import BAD, HEADING, labelled, text
 from cdc_replay.terminal.output import is_interactive
 
 EXAMPLE: Final = "postgresql://replicator@db1.example:5432/shop"
+PROMPT: Final = "> "
+"""On a line of its own: the question has an example, and a DSN is long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def _ask_endpoint(side: str, name: str | None) -> tuple[Endpoint, str]:
         raise InvalidConfiguration(
             f"the DSN of the {side} is missing", hint=f"Give --{side}-dsn, such as {EXAMPLE}."
         )
-    dsn = typer.prompt(f"DSN of the {side}, such as {EXAMPLE}\n", err=True)
+    dsn = typer.prompt(f"DSN of the {side}, such as {EXAMPLE}\n", prompt_suffix=PROMPT, err=True)
     parts = _parts(side, dsn)
     if not parts.get("password"):
         question = "Password (empty: none is needed, or ~/.pgpass has it)"

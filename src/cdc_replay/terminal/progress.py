@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn
+from rich.progress import BarColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.progress import Progress as Display
 from rich.table import Column
+from rich.text import Text
 
+from cdc_replay.model.duration import duration_in_words
 from cdc_replay.model.printable import printable
 from cdc_replay.model.progress import Pace, Progress
 
@@ -24,23 +26,54 @@ logger = logging.getLogger(__name__)
 LOG_SECONDS: Final = 10.0
 """Interval of an item's log lines."""
 
+REMIND_SECONDS: Final = 1.0
+"""How often it is looked whether a line is due of an item that reports nothing: one table may take long."""
+
 
 @contextlib.contextmanager
 def show_progress(title: str, console: Console | None = None) -> Iterator[ShownProgress]:
     """Where a command reports; the display is gone when it ends, and the result takes its place."""
     console = console or Console(stderr=True)
     if not console.is_terminal:
-        yield ProgressLog()
+        log = ProgressLog()
+        with _reminded(log):
+            yield log
         return
     columns = (
         SpinnerColumn(finished_text=" "),
         TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold", max_width=34)),
         BarColumn(bar_width=12),
-        TextColumn("{task.fields[counts]}", markup=False, table_column=Column(overflow="fold")),
+        _Counts("{task.fields[counts]}", markup=False, table_column=Column(overflow="fold")),
     )
     with Display(*columns, console=console, transient=True) as display:
         display.add_task(title, total=None, counts="")
         yield LiveReport(display)
+
+
+class _Counts(TextColumn):
+    """What was reported of an item; of the command itself, for how long it has run."""
+
+    def render(self, task: Task) -> Text:
+        """The text of the column."""
+        return super().render(task) if task.fields["counts"] else Text(duration_in_words(task.elapsed or 0.0))
+
+
+@contextlib.contextmanager
+def _reminded(log: ProgressLog) -> Iterator[None]:
+    """Let the log say again what is worked on, also while nothing reports."""
+    ended = threading.Event()
+
+    def remind() -> None:
+        while not ended.wait(REMIND_SECONDS):
+            log.remind()
+
+    reminder = threading.Thread(target=remind, daemon=True)
+    reminder.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        reminder.join()
 
 
 class ShownProgress(Protocol):
@@ -55,22 +88,30 @@ class ShownProgress(Protocol):
 
 @dataclass(slots=True)
 class ProgressLog:
-    """Logs each item every ten seconds while it is reported."""
+    """Logs each item every ten seconds while it is reported, and the latest until it is done."""
 
     clock: Callable[[], float] = time.monotonic
     _paces: dict[tuple[str, str], Pace] = field(default_factory=dict)
     _logged: dict[tuple[str, str], float] = field(default_factory=dict)
+    _latest: Progress | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, progress: Progress, /) -> None:
         """Log the progress, if it is time."""
         now, key = self.clock(), (progress.action, progress.of)
         with self._lock:
+            self._latest = progress
             pace = self._paces.setdefault(key, Pace(now, progress.done))
             if now - self._logged.setdefault(key, now) < LOG_SECONDS:
                 return
             self._logged[key] = now
         logger.info("%s %s: %s", progress.action, progress.of, pace.describe(progress, now))
+
+    def remind(self) -> None:
+        """Log what was reported last, if it is not done and it is time."""
+        latest = self._latest
+        if latest is not None and not latest.is_done:
+            self(latest)
 
     def paused(self) -> AbstractContextManager[None]:
         """Log lines disturb no question."""

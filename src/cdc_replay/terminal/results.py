@@ -222,7 +222,7 @@ def repair_rows(result: results.ValidateResult) -> Iterator[Row]:
         for kind, (count, keys) in table.by_kind().items():
             if count:
                 shown = f", such as {', '.join(keys)}" if keys else ""
-                yield f"{table.table}: {would}{kind}", f"{count:,}{shown}"
+                yield table.table, f"{count:,} {would}{kind}{shown}"
     yield from (("not repaired", reason) for reason in result.not_repaired)
 
 
@@ -266,7 +266,8 @@ def _(result: results.TeardownResult) -> Summary:
     else:
         name = f"publisher {result.publisher}"
         stays = "The change log and the subscribers' rows stay. To capture again, move the change log away,"
-        stays += f" then run `cdc-replay setup {result.publisher}` and `snapshot` for each subscription."
+        stays += f" then run `cdc-replay setup {result.publisher}`, and `cdc-replay snapshot` for each"
+        stays += " subscription."
     if not result.removed:
         return Summary(f"{name}: there was nothing to remove")
     by_kind: dict[str, list[str]] = {}

@@ -101,7 +101,7 @@ def test_init_and_doctor_lead_to_a_publisher_that_is_set_up(
     assert "lacks the attribute REPLICATION" in failed
     assert 'grant select on table "public"."t"' in failed
     assert "publisher pub: there is no change log yet" in " ".join(found["ok"])
-    assert "cdc-replay setup pub --dry-run --subscription s | psql" in failed
+    assert "in psql what `cdc-replay setup pub --dry-run --subscription s` prints" in failed
     assert '"public"."u": the table does not exist' in failed
 
     subscriber.run("create table u (id int primary key); alter table u owner to owner_of_t")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from psycopg import sql
+
 from cdc_replay.commands.status import status
 from cdc_replay.config import Config, load_config
 from cdc_replay.model.progress import Progress, unreported
@@ -12,6 +14,7 @@ from cdc_replay.model.table_state import Pending
 from cdc_replay.snapshot.copy_chunk import ChunkCopy, CopySettings, TableCopy
 from cdc_replay.snapshot.planning import TablePlan
 from cdc_replay.snapshot.progress import report_progress_while
+from cdc_replay.snapshot.staging import create_staging, staging_name, staging_table
 from fixtures.postgres import Database
 from integration.snapshot.copying import snapshot_request, target_table
 
@@ -51,6 +54,36 @@ def test_rows_of_a_running_copy_are_reported(
     assert 0 < shown.rows <= 100_000
     assert shown.bytes_per_second > 0
     assert shown.seconds_left is not None
+
+
+def test_rows_of_a_chunk_are_reported_before_its_staging_table_is_committed(
+    publisher: Database, subscriber: Database
+) -> None:
+    publisher.run("create table t (id int); create publication p for all tables")
+    subscriber.run("create table t (id int)")
+    reported: list[Progress] = []
+    seen = threading.Event()
+
+    def report(progress: Progress) -> None:
+        reported.append(progress)
+        seen.set()
+
+    with snapshot_request(publisher.dsn, subscriber.dsn, "p") as request, subscriber.connect() as writer:
+        (synced,) = request.tables
+        table = TableCopy(("id",), Pending(), target_table(subscriber, "t"))
+        staging = staging_name("s", synced.table.name, request.snapshot.consistent_point, 0)
+        chunk = ChunkCopy(table, 0, (), (), 2_000_000, staging)
+        planned = TablePlan(table, synced, None, None, {}, None, (chunk,))
+        with (
+            report_progress_while(request.settings(1), [planned], report),
+            writer.transaction(),
+            writer.cursor() as cursor,
+        ):
+            create_staging(writer, staging, table.target, table.columns)
+            with cursor.copy(sql.SQL("copy {} from stdin").format(staging_table(staging))) as into:
+                into.write(b"1234567\n" * 100_000)
+                assert seen.wait(timeout=30), "no progress is reported within 30 s"
+    assert (reported[0].action, reported[0].of) == ("copy", "public.t")
 
 
 def configuration(publisher: Database, subscriber: Database, folder: Path) -> Config:

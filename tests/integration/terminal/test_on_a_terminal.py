@@ -91,6 +91,7 @@ def test_a_refused_row_is_told_once_with_its_key_and_the_way_out(cli: CommandLin
 def test_teardown_says_what_goes_and_asks(cli: CommandLine) -> None:
     slots = "select slot_name::text from pg_replication_slots where database = current_database()"
     code, screen = on_terminal(cli, "teardown", "pub", answer="n\n")
+    assert "cdc-replay: nothing was done" in screen
     assert code == 1
     assert f'drops replication slot "{cli.slot}"' in " ".join(screen.split())
     assert cli.publisher.rows(slots) == [(cli.slot,)]

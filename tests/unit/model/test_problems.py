@@ -52,7 +52,10 @@ def test_nothing_is_wrong_without_a_bound() -> None:
         (replace(SHOP, state=PublisherState.NO_SLOT, error="gone\nHINT: Copy."), "gone Copy."),
         (replace(SHOP, state=PublisherState.LOST), "slot is lost Run `cdc-replay capture shop`"),
         (replace(SHOP, state=PublisherState.NEAR_LOST), "near lost"),
-        (replace(SHOP, log_end=None), "its change log is missing Bring the folder back"),
+        (
+            replace(SHOP, log_end=None),
+            "its change log is missing Run `cdc-replay setup shop`, which creates a first one",
+        ),
         (
             replace(SHOP, state=PublisherState.LOG_UNREADABLE, error="damaged"),
             "Run `cdc-replay doctor`",

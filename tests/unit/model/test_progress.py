@@ -22,8 +22,9 @@ MIB = 1 << 20
         (
             Progress("compare", "nsw", 3, 4, Unit.TABLES, current="public.t"),
             300,
-            "3 of 4 tables, public.t, 100 s left",
+            "3 of 4 tables, public.t",
         ),
+        (Progress("read", "window", 0, 1, Unit.TASKS), 300, "0 of 1 task"),
     ],
 )
 def test_progress_in_words(progress: Progress, seconds: float, words: str) -> None:

@@ -90,3 +90,12 @@ def test_what_is_wrong_with_a_server_is_no_failed_job(
     ):
         raise error
     assert raised.value.retry is retry
+
+
+def test_java_that_does_not_start_leads_to_doctor() -> None:
+    error = PySparkException(
+        "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."
+    )
+    with pytest.raises(SparkJobFailed) as raised, translated_spark_errors("replay of s"):
+        raise error
+    assert raised.value.hint == "Run `cdc-replay doctor`, which checks Java."

@@ -39,6 +39,21 @@ def test_each_item_is_logged_every_ten_seconds(caplog: pytest.LogCaptureFixture)
     ]
 
 
+def test_the_latest_item_is_logged_while_it_reports_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="cdc_replay")
+    clock = Clock()
+    report = ProgressLog(clock)
+    report(Progress("copy", "public.t", 5, 5))
+    report(Progress("compare", "nsw", 1, 3, Unit.TABLES, current="public.big"))
+    for second in range(26):
+        clock.now = float(second)
+        report.remind()
+    report(Progress("compare", "nsw", 3, 3, Unit.TABLES))
+    clock.now = 60.0
+    report.remind()
+    assert caplog.messages == ["compare nsw: 1 of 3 tables, public.big"] * 2
+
+
 def test_without_a_terminal_progress_is_logged() -> None:
     with show_progress("sync nsw", Console(file=io.StringIO())) as report:
         assert isinstance(report, ProgressLog)

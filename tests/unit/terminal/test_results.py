@@ -194,10 +194,9 @@ SCREENS: dict[str, tuple[Result, str]] = {
         ),
         (
             "nsw is NOT consistent at 0/2A2B3C: 1 of 2 tables differs, 3.0 s\n"
-            "  public.t: would be updated  1, such as (id)=(8)\n"
-            "  public.t                    for information only: its DELETEs are not\n"
-            "                              published\n"
-            "  report                      /srv/nsw/1.html\n"
+            "  public.t  1 would be updated, such as (id)=(8)\n"
+            "  public.t  for information only: its DELETEs are not published\n"
+            "  report    /srv/nsw/1.html\n"
             "`cdc-replay validate nsw --repair` makes them equal.\n"
         ),
     ),
@@ -279,7 +278,7 @@ SCREENS: dict[str, tuple[Result, str]] = {
             "  replication slot  s\n"
             "  publication       p, q\n"
             "The change log and the subscribers' rows stay. To capture again, move the change\n"
-            "  log away, then run `cdc-replay setup shop` and `snapshot` for each\n"
+            "  log away, then run `cdc-replay setup shop`, and `cdc-replay snapshot` for each\n"
             "  subscription.\n"
         ),
     ),

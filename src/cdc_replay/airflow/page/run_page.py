@@ -64,8 +64,9 @@ _REPORT: Final = """\
 """
 
 _WINDOWS: Final = """\
-<section><h2>Windows of the change log</h2><div class="scroll"><table><thead><tr><th>Subscription</th>
-<th>After</th><th>Up to</th>{names}</tr></thead><tbody>{rows}</tbody></table></div></section>
+<section><h2>Windows of the change log</h2><div class="card"><div class="scroll"><table>
+<thead><tr><th>Subscription</th><th>After</th><th>Up to</th>{names}</tr></thead>
+<tbody>{rows}</tbody></table></div></div></section>
 """
 
 
@@ -118,13 +119,20 @@ def render(summary: RunSummary, root: str) -> str:
 
 def _windows(windows: Iterable[WindowSummary]) -> str:
     rows = "".join(
-        f"<tr><td>{html.escape(window.subscription)}</td><td>{window.from_lsn}</td><td>{window.to_lsn}</td>"
-        + "".join(f'<td class="number">{count:,}</td>' for count in window.counts.values())
-        + f'<td class="number">{window.seconds:.1f} s</td></tr>'
+        f'<tr><td data-label="Subscription">{html.escape(window.subscription)}</td>'
+        f'<td data-label="After">{window.from_lsn}</td><td data-label="Up to">{window.to_lsn}</td>'
+        + "".join(_count_cell(name, f"{count:,}") for name, count in window.counts.items())
+        + _count_cell("Took", f"{window.seconds:.1f} s")
+        + "</tr>"
         for window in windows
     )
     names = "".join(f'<th class="number">{html.escape(name)}</th>' for name in (*COUNTS, "Took"))
     return _WINDOWS.format(names=names, rows=rows) if rows else ""
+
+
+def _count_cell(label: str, text: str) -> str:
+    """A cell; at a phone's width its label takes the place of the head."""
+    return f'<td class="number" data-label="{html.escape(label)}">{text}</td>'
 
 
 def _reports(reports: Iterable[RunReport], root: str) -> str:

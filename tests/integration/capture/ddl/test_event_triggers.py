@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from cdc_replay.catalog.ddl_change import (
     parse_ddl_change,
     parse_rewrite,
 )
-from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.catalog.reader import read_catalog, without_generation_texts
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import RelationId
@@ -225,11 +226,18 @@ def test_concurrent_commands_keep_each_others_changes(template: Database, first:
             met += 1
             for connection in (other_session, session) if is_first_to_commit else (session, other_session):
                 connection.execute("commit")
-            if after(before, source.changes()) != source.catalog():
+            # A function's new name is told for tables with a row filter; a later capture reads the rest.
+            if without_texts(after(before, source.changes())) != without_texts(source.catalog()):
                 undone.append((second, is_first_to_commit))
 
     assert met
     assert not undone
+
+
+def without_texts(catalog: PublisherCatalog) -> PublisherCatalog:
+    """The catalog without the texts of generation expressions, which are for display."""
+    tables = {relation: without_generation_texts(table) for relation, table in catalog.tables.items()}
+    return dataclasses.replace(catalog, tables=tables)
 
 
 def at_once(connection: Connection, command: str) -> bool:
