@@ -154,8 +154,9 @@ def test_without_the_scripts_each_step_says_what_it_lacks(roles: Roles) -> None:
     run_as_administrator(roles.twin.publisher, to_script(setup(roles.twin.config, "pub", dry_run=True)))
     setup(roles.twin.config, "pub")
 
-    with pytest.raises(MissingPrivilege, match='cannot create schema "cdc_replay"'):
+    with pytest.raises(MissingPrivilege, match='cannot create schema "cdc_replay"') as refused:
         roles.twin.sync_ours("s")
+    assert "setup PUBLISHER --dry-run --subscription NAME" in (refused.value.hint or "")
 
 
 def test_superuser_roles_are_warned_of(twin: Twin) -> None:

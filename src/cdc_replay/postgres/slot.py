@@ -139,7 +139,8 @@ def slot_status(connection: Connection, slot: str) -> SlotStatus:
     if row is None:
         raise SlotMissing(
             f'replication slot "{slot}" does not exist',
-            hint="Run `cdc-replay setup` for the publisher; if it had a slot before: " + RESYNCHRONIZE,
+            hint="If the publisher had no slot before, run `cdc-replay setup`. Otherwise changes are lost. "
+            + RESYNCHRONIZE,
             rule="R1.33",
         )
     plugin, database, active_pid, restart_lsn, confirmed_flush, *properties = row

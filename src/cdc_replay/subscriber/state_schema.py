@@ -279,6 +279,10 @@ _HAS_LOCK_KEYS: Final = "select pg_catalog.to_regclass('cdc_replay.lock_key') is
 
 _EXISTS: Final = "select pg_catalog.to_regclass('cdc_replay.subscription') is not null"
 
+_MAY_CREATE: Final = (
+    "Let an administrator run in psql what `cdc-replay setup PUBLISHER --dry-run --subscription NAME` prints."
+)
+
 _TRIES: Final = 10
 """Each try of an installation that finds the objects of others finds those of one more."""
 
@@ -315,7 +319,10 @@ def install(connection: Connection) -> None:
 
 
 def _install(connection: Connection) -> None:
-    with translated_errors(f'cannot create schema "{SCHEMA}" on the subscriber'), connection.transaction():
+    with (
+        translated_errors(f'cannot create schema "{SCHEMA}" on the subscriber', grant=_MAY_CREATE),
+        connection.transaction(),
+    ):
         lock(connection)
         # Another session, of anybody, may have created it meanwhile.
         if not check_state_ownership(connection):
