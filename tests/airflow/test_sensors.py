@@ -41,6 +41,16 @@ answers(False, InvalidConfiguration("not configured"))
 answer["failed"] = wait(trigger)
 
 sensor = LagSensor(task_id="lag", subscription="nsw", seconds=5.0, timeout=60, poke_interval=7)
+answers(True, False, ServerUnavailable("no answer"), InvalidConfiguration("not configured"))
+
+def outcome():
+    try:
+        return sensor.execute({})
+    except (TaskDeferred, AirflowFailException) as raised:
+        return type(raised).__name__
+
+answer["outcomes"] = [outcome() for _ in range(4)]
+answers(False)
 try:
     sensor.execute({})
 except TaskDeferred as deferred:
@@ -58,6 +68,7 @@ def test_a_trigger_asks_until_the_condition_is_met_or_cannot_be(run_in_airflow: 
     assert (answer["met"], answer["asked"]) == (None, 3)
     assert answer["condition"] == "LagBelow(subscription='nsw', seconds=5.0)"
     assert answer["failed"] == answer["raised"] == "not configured"
+    assert answer["outcomes"] == [None, "TaskDeferred", "TaskDeferred", "AirflowFailException"]
     assert answer["deferred"] == [
         60,
         "cdc_replay.airflow.triggers.ConditionTrigger",

@@ -7,6 +7,7 @@ where tests run as root; elsewhere the permissions speak.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -62,11 +63,13 @@ def open_umask() -> Iterator[None]:
 
 def open_to_others(folder: Path) -> list[str]:
     """What is in a folder, however deep, and has permissions for others."""
-    return [
-        f"{path.relative_to(folder)} {stat.filemode(path.lstat().st_mode)}"
-        for path in sorted(folder.rglob("*"))
-        if not path.is_symlink() and path.lstat().st_mode & 0o077
-    ]
+    opened = []
+    for path in sorted(folder.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):  # a JVM that ends removes its folder
+            mode = path.lstat().st_mode
+            if not stat.S_ISLNK(mode) and mode & 0o077:
+                opened.append(f"{path.relative_to(folder)} {stat.filemode(mode)}")
+    return opened
 
 
 def read_by_another_user(folder: Path) -> list[str]:

@@ -351,7 +351,8 @@ def test_run_shows_the_windows_that_it_applied(pages: Pages) -> None:
     path = f"/runs/validate__nsw/{run_with_window(pages, WINDOW)}"
     for user in (USER, "clerk"):
         text = pages.get(user, path).text
-        assert "<td>nsw</td><td>0/1</td><td>0/2</td>" in text
+        for label, shown in (("Subscription", "nsw"), ("After", "0/1"), ("Up to", "0/2")):
+            assert f'<td data-label="{label}">{shown}</td>' in text
         assert "4,711" in text
     assert pages.get("loader", path).status_code == 403
 

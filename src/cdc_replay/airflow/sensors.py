@@ -1,4 +1,4 @@
-"""Sensors that wait for a subscription. They occupy no worker: a triggerer waits for them.
+"""Sensors that wait for a subscription. They ask once, and then occupy no worker: a triggerer waits for them.
 
 `timeout`, `poke_interval` and `soft_fail` are those of Airflow's sensors.
 """
@@ -14,10 +14,11 @@ from typing import Any
 from airflow.sdk import BaseSensorOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from cdc_replay.airflow.conditions import CaughtUp, LagBelow, Proved
+from cdc_replay.airflow.conditions import CaughtUp, Condition, LagBelow, Proved
 from cdc_replay.airflow.connections import airflow_config
 from cdc_replay.airflow.operators.failures import fail_fast_on_permanent_error
 from cdc_replay.airflow.triggers import ConditionTrigger
+from cdc_replay.errors import CdcReplayError, Retry
 
 
 class SubscriptionSensor(BaseSensorOperator):
@@ -39,6 +40,9 @@ class SubscriptionSensor(BaseSensorOperator):
     def execute(self, context: Context) -> None:
         with fail_fast_on_permanent_error():
             condition = self.condition()
+            # Airflow can fail a task whose trigger fires before the scheduler has seen that it is deferred.
+            if self._is_met(condition):
+                return
         self.log.info("waiting for %s", condition)
         self.defer(
             trigger=ConditionTrigger(
@@ -47,6 +51,15 @@ class SubscriptionSensor(BaseSensorOperator):
             method_name="finish",
             timeout=timedelta(seconds=self.timeout),
         )
+
+    def _is_met(self, condition: Condition) -> bool:
+        try:
+            return condition.is_met()
+        except CdcReplayError as error:
+            if error.retry is Retry.NEVER:
+                raise
+            self.log.warning("the triggerer asks again: %s", error)
+            return False
 
     def finish(self, context: Context, event: str | None = None) -> None:
         """Succeed, or fail for the permanent error that the trigger met."""
