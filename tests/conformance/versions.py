@@ -79,5 +79,6 @@ def _downloaded(version: str, folder: Path) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """This process's environment, for a run of tests on that server."""
-    return os.environ | {"CDC_REPLAY_PG_BIN": str(folder)}
+    """This process's environment, for tests on that server, whose programs `plan` and `certify` find too."""
+    path = os.pathsep.join((str(folder), os.environ.get("PATH", os.defpath)))
+    return os.environ | {"CDC_REPLAY_PG_BIN": str(folder), "PATH": path}
