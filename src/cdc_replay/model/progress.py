@@ -97,7 +97,7 @@ def _amounts(progress: Progress) -> str:
     if progress.unit is Unit.BYTES:
         done = size_in_words(progress.done)
         return done if progress.total is None else f"{done} of {size_in_words(progress.total)}"
-    of_total = "" if progress.total is None else f" of {progress.total:,}"
-    counted = progress.done if progress.total is None else progress.total
-    noun = progress.unit.value.removesuffix("s") if counted == 1 else progress.unit.value
-    return f"{progress.done:,}{of_total} {noun}"
+    noun = progress.unit.value.removesuffix("s")
+    if progress.total is None:
+        return count_in_words(progress.done, noun)
+    return f"{progress.done:,} of {count_in_words(progress.total, noun)}"

@@ -39,7 +39,7 @@ def lock(connection: Connection, subscription: str, *, patience_seconds: int = 0
         SubscriptionInUse: if another session holds it for `patience_seconds`.
         MissingPrivilege: if the role may not upgrade the state.
     """
-    session_lock = _lock_of(connection, subscription)
+    session_lock = _lock_of(connection, subscription, upgrade=True)
     with translated_errors(f'cannot lock subscription "{subscription}"'):
         if not _acquire(session_lock, subscription, patience_seconds):
             raise SubscriptionInUse(
@@ -88,21 +88,14 @@ def stable_hash(subscription: str) -> int:
 
 def lock_holder(connection: Connection, subscription: str) -> str | None:
     """A sentence that names the session which holds the lock; None if it is free."""
-    return _present_lock(connection, subscription).holder()
+    return _lock_of(connection, subscription).holder()
 
 
-def _lock_of(connection: Connection, subscription: str) -> SessionLock:
-    if not _is_standby(connection):
-        state_schema.upgrade(connection)
-    return _present_lock(connection, subscription)
-
-
-def _present_lock(connection: Connection, subscription: str) -> SessionLock:
-    if _is_standby(connection) or not state_schema.has_lock_keys(connection):
-        return FixedLock(connection, stable_hash(subscription))
-    return KeyedLock(connection, state_schema.SCHEMA, subscription)
-
-
-def _is_standby(connection: Connection) -> bool:
+def _lock_of(connection: Connection, subscription: str, *, upgrade: bool = False) -> SessionLock:
     ((is_standby,),) = connection.execute(_IS_STANDBY)
-    return bool(is_standby)
+    if not is_standby:
+        if upgrade:
+            state_schema.upgrade(connection)
+        if state_schema.has_lock_keys(connection):
+            return KeyedLock(connection, state_schema.SCHEMA, subscription)
+    return FixedLock(connection, stable_hash(subscription))
