@@ -6,14 +6,12 @@ print, or that is very long, and can hold a lock on the table for as long as the
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
 from psycopg.errors import StatementTooComplex
 
-from cdc_replay.capture.setup import setup_publisher
 from cdc_replay.catalog import json_form
 from cdc_replay.catalog.json_form import catalog_from_json, catalog_to_json
 from cdc_replay.catalog.reader import read_catalog
@@ -51,7 +49,7 @@ def captured(
     captured = set_up()
     captured.capture()
     if request.param:
-        setup_publisher(dataclasses.replace(captured.request, event_trigger=True))
+        captured.install_event_triggers()
         captured.capture()
     return captured
 

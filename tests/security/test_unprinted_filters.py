@@ -49,7 +49,7 @@ def captured(
     captured = set_up("p", "theirs")
     captured.capture()
     if request.param:
-        setup_publisher(dataclasses.replace(captured.request, event_trigger=True))
+        captured.install_event_triggers()
         captured.capture()
     return captured
 

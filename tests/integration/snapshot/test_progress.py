@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from psycopg import sql
@@ -19,33 +20,42 @@ from fixtures.postgres import Database
 from integration.snapshot.copying import snapshot_request, target_table
 
 
+@dataclass(frozen=True)
+class Reports:
+    """What a copy has reported."""
+
+    received: list[Progress] = field(default_factory=list)
+    _seen: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, progress: Progress, /) -> None:
+        self.received.append(progress)
+        self._seen.set()
+
+    def await_first(self) -> None:
+        assert self._seen.wait(timeout=30), "no progress is reported within 30 s"
+
+
 def test_rows_of_a_running_copy_are_reported(
     publisher: Database, subscriber: Database, tmp_path: Path
 ) -> None:
     publisher.run("create table t (id int); create publication p for all tables")
     subscriber.run("create table t (id int)")
-    reported: list[Progress] = []
-    seen = threading.Event()
-
-    def report(progress: Progress) -> None:
-        reported.append(progress)
-        seen.set()
-
+    reports = Reports()
     with snapshot_request(publisher.dsn, subscriber.dsn, "p") as request, subscriber.connect() as writer:
         (synced,) = request.tables
         table = TableCopy(("id",), Pending(), target_table(subscriber, "t"))
         chunk = ChunkCopy(table, 0, (), (), 2_000_000, staging=None)
         planned = TablePlan(table, synced, None, None, {}, None, (chunk,))
         with (
-            report_progress_while(request.settings(1), [planned], report),
+            report_progress_while(request.settings(1), [planned], reports),
             writer.cursor() as cursor,
             cursor.copy("copy t from stdin") as into,
         ):
             into.write(b"1234567\n" * 100_000)
-            assert seen.wait(timeout=30), "no progress is reported within 30 s"
+            reports.await_first()
             (shown,) = status(configuration(publisher, subscriber, tmp_path)).copies
         assert status(configuration(publisher, subscriber, tmp_path)).copies == ()
-    first = reported[0]
+    first = reports.received[0]
     assert (first.action, first.of, first.total) == ("copy", "public.t", 2_000_000)
     assert first.rows is not None
     assert 0 < first.rows <= 100_000
@@ -61,13 +71,7 @@ def test_rows_of_a_chunk_are_reported_before_its_staging_table_is_committed(
 ) -> None:
     publisher.run("create table t (id int); create publication p for all tables")
     subscriber.run("create table t (id int)")
-    reported: list[Progress] = []
-    seen = threading.Event()
-
-    def report(progress: Progress) -> None:
-        reported.append(progress)
-        seen.set()
-
+    reports = Reports()
     with snapshot_request(publisher.dsn, subscriber.dsn, "p") as request, subscriber.connect() as writer:
         (synced,) = request.tables
         table = TableCopy(("id",), Pending(), target_table(subscriber, "t"))
@@ -75,15 +79,16 @@ def test_rows_of_a_chunk_are_reported_before_its_staging_table_is_committed(
         chunk = ChunkCopy(table, 0, (), (), 2_000_000, staging)
         planned = TablePlan(table, synced, None, None, {}, None, (chunk,))
         with (
-            report_progress_while(request.settings(1), [planned], report),
+            report_progress_while(request.settings(1), [planned], reports),
             writer.transaction(),
             writer.cursor() as cursor,
         ):
             create_staging(writer, staging, table.target, table.columns)
             with cursor.copy(sql.SQL("copy {} from stdin").format(staging_table(staging))) as into:
                 into.write(b"1234567\n" * 100_000)
-                assert seen.wait(timeout=30), "no progress is reported within 30 s"
-    assert (reported[0].action, reported[0].of) == ("copy", "public.t")
+                reports.await_first()
+    first = reports.received[0]
+    assert (first.action, first.of) == ("copy", "public.t")
 
 
 def configuration(publisher: Database, subscriber: Database, folder: Path) -> Config:

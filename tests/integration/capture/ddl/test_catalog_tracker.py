@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable
 
@@ -27,7 +26,7 @@ def captured(publisher: Database, set_up: Callable[..., Captured]) -> Captured:
     """A publisher with a table, a publication of it, event triggers, and a first pull in the log."""
     publisher.run(f"{TABLE}; create publication p for table t")
     result = set_up(max_changes_per_pull=20)
-    setup_publisher(dataclasses.replace(result.request, event_trigger=True))
+    result.install_event_triggers()
     publisher.run("insert into t values (1)")
     result.capture()
     return result
@@ -108,7 +107,7 @@ def test_table_being_altered_does_not_block_capture(
         captured.database.run("alter publication p add table other")
         captured.database.run("insert into other values (1)")
         before = captured.log.end_lsn
-        setup_publisher(dataclasses.replace(captured.request, event_trigger=True))
+        captured.install_event_triggers()
         captured.capture()
         assert captured.log.end_lsn > before
         history = CatalogHistory(captured.log.catalogs())
