@@ -42,7 +42,7 @@ _BC_YEAR_DIGITS: Final = 4  # the first year is 4714 BC
 _YEAR_END: Final = 4  # of a year that is printed with as few digits as any
 _SPECIAL_NUMBERS: Final = {"-Infinity": "0", "Infinity": "3", "NaN": "4"}
 _ABOVE_DIGITS: Final = ":"
-_MAX_INT64: Final = pa.scalar(2**63 - 1, pa.int64())
+_MAX_INT64: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ class RawMessages:
     data: pa.BinaryArray
 
 
-_NOTHING: Final = RawMessages(np.zeros(0, np.int64), np.zeros(0, np.int64), pa.array([], pa.binary()))
+_NOTHING: Final = RawMessages(np.zeros(0, np.int64), np.zeros(0, np.int64), pa.nulls(0, pa.binary()))
 
 
 def use_decoding_memory(connection: Connection) -> None:
