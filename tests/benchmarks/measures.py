@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from benchmarks.backlogs import SIX_COLUMNS, Connection, filled
 from benchmarks.beside_replay import measure_backfill, measure_many_subscriptions
+from benchmarks.floors import WHOLE_SLOT, hash_both, send_whole_slot, start_spark
 from benchmarks.freshness import COMMITS_PER_SECOND, measure_sides
 from benchmarks.memory import Peaks
 from benchmarks.programs import ROOT, SUBMIT, Run, Session, fresh, sampled
@@ -33,11 +32,6 @@ RECEIVED: Final = "received"
 ALONE: Final = "alone"
 REPETITIONS: Final = 3
 READERS: Final = (1, 2, 4)
-HASH_ALL: Final = """
-    select count(*), sum(('x' || left(md5(convert_to(row(id)::text, 'UTF8')), 8))::bit(32)::bigint),
-        sum(('x' || left(md5(convert_to(row(t.*)::text, 'UTF8')), 16))::bit(64)::bigint::numeric)
-    from t
-"""
 NATIVE_OPTIONS: Final = {"proto_version": "4", "streaming": "parallel", "origin": "any"}
 """What a subscription of PostgreSQL 18 asks pgoutput for."""
 
@@ -96,6 +90,9 @@ def _catch_up(workload: CatchUp, size: int) -> Measured:
         runs["cold"] = fresh(at.command("sync", *at.names("cold")), at.folder, at.servers)
         at.write_out()
         runs["warm"] = session.run(at.line("sync", *at.names("warm")))
+        if workload.shows_floors:
+            runs["whole_slot"] = send_whole_slot(at, end)
+            runs["spark_start"] = start_spark(at)
         return _measured(workload, runs, _changes_read(runs["cold"].result), size_mib, at)
 
 
@@ -113,7 +110,8 @@ def _bring_together(workload: CatchUp, size: int, at: Stand, session: Session, s
         _step(at, session, sides)
         at.drain_natively(_position(connection))
         at.pause_natives()
-        connection.execute("select pg_create_logical_replication_slot('drained', 'pgoutput')")
+        for slot in ("drained", WHOLE_SLOT) if workload.shows_floors else ("drained",):
+            connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
     for side in ("native", *sides):
         for name in at.names(side):
             with at.subscriber_connection(name) as connection:
@@ -231,7 +229,7 @@ def _validation(workload: Validation, size: int) -> Measured:
         # The process is warm when it has loaded Great Expectations.
         session.run(at.line("validate", *at.names("warm"), "--sample", "1%"))
         at.write_out()
-        runs = {"floor": _hash_both(at)}
+        runs = {"floor": hash_both(at)}
         for name, options in (("warm", ()), ("sample", ("--sample", "5%"))):
             # Nothing is left to replay: what is measured is the comparison.
             session.run(at.line("sync", *at.names("warm")))
@@ -252,21 +250,6 @@ def _validation(workload: Validation, size: int) -> Measured:
             },
             differences=tuple(f"{name} found a difference" for name in wrong),
         )
-
-
-def _hash_both(at: Stand) -> Run:
-    """Let both servers hash keys and rows at the same time, and add them up."""
-
-    def hash_all(connection: Connection) -> None:
-        with connection:
-            connection.execute(HASH_ALL).fetchall()
-
-    with sampled(None, at.servers) as sampler, ThreadPoolExecutor(2) as pool:
-        began = time.monotonic()
-        sides = (at.publisher_connection(), at.subscriber_connection("warm_0"))
-        list(pool.map(hash_all, sides))
-        seconds = time.monotonic() - began
-    return Run(seconds, sampler.peaks, {})
 
 
 def _freshness(workload: Freshness, seconds: int) -> Measured:

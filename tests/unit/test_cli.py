@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,18 @@ subscriptions:
   nsw: {publisher: shop, publications: [p], dsn: "host=db2"}
   vic: {publisher: shop, publications: [p], dsn: "host=db2"}
 """
+QUICK_COMMANDS = (
+    "status",
+    "setup",
+    "capture",
+    "snapshot",
+    "replay",
+    "sync",
+    "backfill",
+    "refresh",
+    "why",
+    "doctor",
+)
 COLUMNS = {"COLUMNS": "80", "TERM": "dumb"}
 
 
@@ -79,3 +93,11 @@ def test_a_validation_is_not_limited_by_nonsense(
         main(["validate", "nsw", *arguments])
     assert ended.value.code == 2
     assert reason in capsys.readouterr().err
+
+
+def test_commands_start_without_pandas_and_great_expectations() -> None:
+    """Arrow loads pandas for a scalar or an array of Python values: a quarter of a second at each start."""
+    modules = ", ".join(f"cdc_replay.commands.{command}" for command in QUICK_COMMANDS)
+    program = f"import sys, cdc_replay.cli, {modules}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert not {"pandas", "great_expectations"} & {*done.stdout.split()}

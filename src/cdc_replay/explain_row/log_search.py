@@ -43,7 +43,6 @@ MOVES_FOLLOWED: Final = 8
 
 _THREADS: Final = min(4, os.cpu_count() or 1)
 _UNSENT: Final = "u"
-_NULL: Final = pa.scalar(None, pa.string())
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +278,7 @@ class _Search:
             values = pc.list_element(rows, position)
             if others is not None:
                 values = pc.if_else(
-                    rows.is_valid(), pc.coalesce(values, pc.list_element(others, position)), _NULL
+                    rows.is_valid(), pc.coalesce(values, pc.list_element(others, position)), None
                 )
             result = pc.and_(result, pc.equal(values, text).fill_null(False))
         return result
