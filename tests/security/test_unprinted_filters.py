@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -29,9 +28,6 @@ LEVELS: Final = 4600
 """So deeply nested that PostgreSQL stores the filter, but cannot print it."""
 
 DEEP: Final = f"{'abs(' * LEVELS}n{')' * LEVELS} > 0"
-
-PATIENCE_SECONDS: Final = 3
-"""For a capture that needs a second, and waits for another one at most."""
 
 
 @pytest.fixture(params=[False, True], ids=["without triggers", "with triggers"])
@@ -56,16 +52,15 @@ def captured(
 
 @contextlib.contextmanager
 def locked(stranger: Stranger) -> Iterator[None]:
+    """The stranger locks his table all the while: whoever waits for it never returns."""
     with connect(stranger.dsn, purpose="innocent") as session, session.transaction():
         session.execute("lock table m.t in access exclusive mode")
         yield
 
 
-def capture_in_time(captured: Captured, publisher: Database) -> None:
+def capture_insert(captured: Captured, publisher: Database) -> None:
     publisher.run("insert into t select coalesce(max(id), 0) + 1 from t")
-    began = time.monotonic()
     captured.capture()
-    assert time.monotonic() - began < PATIENCE_SECONDS
     assert captured.changes()[-1][0] == "I"
 
 
@@ -84,7 +79,7 @@ def test_a_locked_table_stops_no_capture_and_changes_nothing(
 ) -> None:
     before = captured.log.catalogs()
     with locked(stranger):
-        capture_in_time(captured, publisher)
+        capture_insert(captured, publisher)
     assert captured.log.catalogs() == before
     assert logged_filter(captured).sql == "(n > 0)"
 
@@ -94,14 +89,14 @@ def test_a_deep_filter_stops_no_capture_and_is_recorded(
 ) -> None:
     stranger.run(f"alter publication theirs set table m.t where ({DEEP})")
     for _ in range(2):
-        capture_in_time(captured, publisher)
+        capture_insert(captured, publisher)
         assert not logged_filter(captured).is_printed
     versions = captured.log.catalogs()
-    capture_in_time(captured, publisher)
+    capture_insert(captured, publisher)
     assert captured.log.catalogs() == versions
 
     stranger.run("alter publication theirs set table m.t where (n > 1)")
-    capture_in_time(captured, publisher)
+    capture_insert(captured, publisher)
     assert logged_filter(captured).sql == "(n > 1)"
 
 
@@ -111,9 +106,9 @@ def test_a_text_that_could_not_be_read_is_read_later(
     publisher.run("drop event trigger if exists cdc_replay_ddl")
     stranger.run("alter publication theirs set table m.t where (n > 2)")
     with locked(stranger):
-        capture_in_time(captured, publisher)
+        capture_insert(captured, publisher)
         assert not logged_filter(captured).is_printed
-    capture_in_time(captured, publisher)
+    capture_insert(captured, publisher)
     assert logged_filter(captured).sql == "(n > 2)"
 
 
@@ -121,9 +116,7 @@ def test_setup_waits_for_no_table(captured: Captured, stranger: Stranger) -> Non
     request = dataclasses.replace(captured.request, event_trigger=True)
     captured.database.run("drop event trigger if exists cdc_replay_ddl")
     with locked(stranger):
-        began = time.monotonic()
         setup_publisher(request)
-        assert time.monotonic() - began < 2 * PATIENCE_SECONDS
     captured.capture()
     assert logged_filter(captured).sql == "(n > 0)"
 

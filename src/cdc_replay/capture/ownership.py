@@ -33,7 +33,7 @@ from psycopg import sql
 from cdc_replay.capture.publications import OUR_PUBLICATIONS
 from cdc_replay.errors import PublisherNotReady
 from cdc_replay.postgres.advisory_locks import LOCK_KEY_TABLE
-from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.connection import CREATED_MEANWHILE, Connection
 
 SCHEMA: Final = "cdc_replay_capture"
 """The schema of the event triggers' functions."""
@@ -118,14 +118,6 @@ _HINT: Final = (
     " `cdc-replay setup`."
 )
 
-APPEARED: Final = (
-    psycopg.errors.DuplicateSchema,
-    psycopg.errors.DuplicateObject,
-    psycopg.errors.DuplicateTable,
-    psycopg.errors.UniqueViolation,
-)
-"""The server's errors for an object that was not there when its creation was planned."""
-
 
 def check_ownership(connection: Connection, event_triggers: Sequence[str]) -> None:
     """Check owners and privileges of the objects with our names on the publisher.
@@ -157,7 +149,7 @@ def nothing_adopted(connection: Connection, event_triggers: Sequence[str]) -> It
     """
     try:
         yield
-    except APPEARED as error:
+    except CREATED_MEANWHILE as error:
         check_ownership(connection, event_triggers)
         raise PublisherNotReady(
             f"an object was created while setup was creating it: {error.diag.message_primary}",

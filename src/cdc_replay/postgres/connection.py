@@ -37,6 +37,11 @@ from cdc_replay.termination import cancel_on_termination
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
+CREATED_MEANWHILE: Final = (pg.DuplicateSchema, pg.DuplicateTable, pg.DuplicateObject, pg.UniqueViolation)
+"""The server's errors for an object that another session creates at the same time, also with `if not exists`.
+
+A table is refused as a table, by its row type, or by an index of the catalog: that depends on the moment."""
+
 PINNED_SETTINGS: Final[dict[str, str]] = {
     "client_encoding": "UTF8",
     "datestyle": "ISO, MDY",

@@ -52,12 +52,12 @@ from cdc_replay.capture.ddl.trigger_functions import (
     grant_statements,
     trigger_functions,
 )
-from cdc_replay.capture.ownership import APPEARED, SCHEMA, ownership_guard
+from cdc_replay.capture.ownership import SCHEMA, ownership_guard
 from cdc_replay.capture.publications import MARKED_PUBLICATION, comment_text
 from cdc_replay.catalog.json_form import same_definitions
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.postgres.advisory_locks import LOCK_KEY_TABLE
-from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.connection import CREATED_MEANWHILE, Connection
 
 logger = logging.getLogger(__name__)
 
@@ -226,7 +226,7 @@ def apply_plan(connection: Connection, plan: Sequence[sql.Composed]) -> str | No
         with connection.transaction():
             for statement in plan:
                 connection.execute(statement)
-    except APPEARED:
+    except CREATED_MEANWHILE:
         raise
     except (psycopg.ProgrammingError, psycopg.NotSupportedError) as error:
         return error.diag.message_primary or str(error)

@@ -93,7 +93,7 @@ class _Probe:
         A row is counted once per mention of its key. Two keys are the same if they belong to one leaf and
         agree in its key.
         """
-        self.connection.execute(self.table.create_statement)
+        self.table.create(self.connection)
         self.table.staged_columns.check_types(self.connection, self.table.identifier)
         staged = StagedTable(self.table, (_empty_part(self.table),))
         statements = statements_for(self.connection, self.session, self.target, staged)

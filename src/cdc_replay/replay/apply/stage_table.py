@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,7 +10,7 @@ from psycopg import sql
 
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import SubscribedTable
-from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.connection import CREATED_MEANWHILE, Connection
 from cdc_replay.postgres.identifiers import commas
 from cdc_replay.subscriber.as_owner import TargetSession
 from cdc_replay.subscriber.staged_columns import StagedColumns
@@ -68,22 +69,15 @@ class StageTable:
         """The table with the changes of contingent lineages."""
         return sql.Identifier(SCHEMA, f"{self.name}_changes")
 
-    @property
-    def create_changes_statement(self) -> sql.Composed:
-        """DDL for the table with the changes of contingent lineages."""
-        return sql.SQL(
-            "create unlogged table if not exists {} (attempt bigint, changes text)"
-            " with (autovacuum_enabled = false)"
-        ).format(self.changes_identifier)
-
-    @property
-    def create_statement(self) -> sql.Composed:
-        """DDL for the table."""
+    def create(self, connection: Connection) -> None:
+        """Create the table, unless there is one; other tasks may do so at the same time."""
         ordinal_column = [sql.SQL("born bigint")] if self.inserts_in_log_order else []
         typed = commas([sql.SQL(_COMMON_COLUMNS), *ordinal_column, *self.staged_columns.definitions()])
-        return sql.SQL(
-            "create unlogged table if not exists {} ({}) with (autovacuum_enabled = false)"
-        ).format(self.identifier, typed)
+        _create(connection, self.identifier, typed)
+
+    def create_changes(self, connection: Connection) -> None:
+        """The same for the table with the changes of contingent lineages."""
+        _create(connection, self.changes_identifier, sql.SQL("attempt bigint, changes text"))
 
     @property
     def view(self) -> sql.Identifier:
@@ -104,6 +98,12 @@ class StageTable:
             for index, column in enumerate(columns)
         )
         return StagedColumns(self.target, columns, self.owner_is_untrusted)
+
+
+def _create(connection: Connection, table: sql.Identifier, columns: sql.Composable) -> None:
+    statement = "create unlogged table if not exists {} ({}) with (autovacuum_enabled = false)"
+    with contextlib.suppress(*CREATED_MEANWHILE):
+        connection.execute(sql.SQL(statement).format(table, columns), prepare=False)
 
 
 def stage_table(subscription: str, run: str, table: SubscribedTable, target: TargetTable) -> StageTable:

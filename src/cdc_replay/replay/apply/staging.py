@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Final, Self
 import numpy as np
 import psycopg
 import pyarrow as pa
-from psycopg.errors import DuplicateTable, UniqueViolation
 from pyspark import TaskContext
 
 from cdc_replay.arrow.arrays import Int64s
@@ -177,11 +176,9 @@ def _copy_texts(
 def _start_copy(
     connection: Connection, table: StageTable, is_changes: bool
 ) -> contextlib.AbstractContextManager[psycopg.Copy]:
-    create = table.create_changes_statement if is_changes else table.create_statement
-    # `if not exists` fails if another task creates the same table concurrently: it exists then.
-    with contextlib.suppress(UniqueViolation, DuplicateTable):
-        connection.execute(create, prepare=False)
-    into = table.changes_identifier if is_changes else table.identifier
-    if not is_changes:
-        table.staged_columns.check_types(connection, table.identifier)
-    return connection.cursor().copy(copy_statement(into))
+    if is_changes:
+        table.create_changes(connection)
+        return connection.cursor().copy(copy_statement(table.changes_identifier))
+    table.create(connection)
+    table.staged_columns.check_types(connection, table.identifier)
+    return connection.cursor().copy(copy_statement(table.identifier))
