@@ -39,20 +39,37 @@ from cdc_replay.filters.sortable_forms import FORMS, Datum, Plain
 
 
 def evaluate_filter(
-    expression: Expression, texts: Mapping[int, pa.StringArray], row_count: int
+    expression: Expression,
+    texts: Mapping[int, pa.StringArray],
+    row_count: int,
+    computed: dict[Expression, Datum] | None = None,
 ) -> pa.BooleanArray:
     """The answers of an exact filter to `row_count` rows: TRUE, FALSE or NULL (R3.1).
 
     `texts` has PostgreSQL's text of each column that the filter reads, by attribute number, NULL for NULL.
+    `computed` has what other filters have computed of the same texts; what this one does is added.
 
     Raises:
         pa.ArrowInvalid: if a text is not one of its column's type.
     """
-    result = _compute(expression, texts)
+    result = _compute(expression, texts, {} if computed is None else computed)
     return pa.repeat(result, row_count) if isinstance(result, pa.Scalar) else result
 
 
-def _compute(expression: Expression, texts: Mapping[int, pa.StringArray]) -> Datum:
+def _compute(
+    expression: Expression, texts: Mapping[int, pa.StringArray], computed: dict[Expression, Datum]
+) -> Datum:
+    if not all(isinstance(child, Column | Constant) for child in children(expression)):
+        # Not shared: a hash of the expression would visit all of it, at each of its levels.
+        return _kernel(expression)(*(_compute(child, texts, computed) for child in children(expression)))
+    if expression not in computed:
+        computed[expression] = _compute_of_columns(expression, texts, computed)
+    return computed[expression]
+
+
+def _compute_of_columns(
+    expression: Expression, texts: Mapping[int, pa.StringArray], computed: dict[Expression, Datum]
+) -> Datum:
     match expression:
         case Column(attnum=attnum, type_oid=type_oid):
             return FORMS[type_oid].from_texts(texts[attnum])
@@ -62,7 +79,7 @@ def _compute(expression: Expression, texts: Mapping[int, pa.StringArray]) -> Dat
             # The text is NULL iff the value is, whatever its type.
             arguments = [texts[attnum]]
         case _:
-            arguments = [_compute(child, texts) for child in children(expression)]
+            arguments = [_compute(child, texts, computed) for child in children(expression)]
     return _kernel(expression)(*arguments)
 
 

@@ -8,7 +8,7 @@ new row is filled with what was not sent (R4.4).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -27,6 +27,7 @@ from cdc_replay.model.frames import ChangeKind
 from cdc_replay.model.publication import PublishAction
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.replay.route.attribute_map import positions
+from cdc_replay.replay.route.filter_input import FilterInput, FilterInputs
 from cdc_replay.replay.route.route_index import DecodedChanges
 from cdc_replay.replay.route.router import FilterResults
 from cdc_replay.replay.route.routes import Route
@@ -44,39 +45,41 @@ _KINDS: Final = list(ChangeKind)
 class ArrowCheck:
     """A filter of `table` that Arrow computes; picklable.
 
-    `projection` has its columns, for each route of the routing group.
+    `layout` tells which columns the rows have, and where; `positions` are those of the filter's columns, by
+    attribute number.
     """
 
     table: QualifiedName
     expression: Expression
-    attnums: tuple[int, ...]
-    projection: ColumnProjection
+    layout: Hashable
+    positions: Mapping[int, int | None]
 
     @classmethod
-    def from_filter(cls, compiled: ArrowFilter, table: QualifiedName, routes: Sequence[Route]) -> Self:
-        """Of a compiled filter of `table`, for routing by `routes`."""
+    def from_filter(cls, compiled: ArrowFilter, route: Route) -> Self:
+        """Of a compiled filter of the route's table, and of others with the same layout."""
         names = [column.name for column in compiled.columns]
-        attnums = tuple(column.attnum for column in compiled.columns)
-        layouts = [(positions(route.relation, names), 0) for route in routes]
-        return cls(table, compiled.expression, attnums, ColumnProjection.from_positions(layouts))
+        attnums = [column.attnum for column in compiled.columns]
+        places = dict(zip(attnums, positions(route.relation, names), strict=True))
+        return cls(route.published.table.name, compiled.expression, _layout(route), places)
 
-    def passes(self, rows: ProjectedRows) -> Bools:
-        """Which rows pass; they must be projected by `projection`.
+    def passes(self, rows: FilterInput) -> Bools:
+        """Which rows pass.
 
         Raises:
             InvalidFilter: if a value is not of the type that its column has in the filter.
         """
         return booleans(self.answers(rows))
 
-    def answers(self, rows: ProjectedRows) -> pa.BooleanArray:
+    def answers(self, rows: FilterInput) -> pa.BooleanArray:
         """The filter's values: TRUE, FALSE or NULL.
 
         Raises:
             InvalidFilter: as `passes`.
         """
-        texts = dict(zip(self.attnums, rows.columns(len(self.attnums)), strict=True))
         try:
-            return evaluate_filter(self.expression, texts, len(rows.included))
+            return evaluate_filter(
+                self.expression, rows.columns(self.positions), rows.row_count, rows.computed
+            )
         except pa.ArrowInvalid as error:
             raise InvalidFilter(
                 f'cannot evaluate a row filter of table "{self.table}"',
@@ -118,7 +121,7 @@ class FilterEvaluator:
             compiled = compile_or(route.published.filters[_ACTIONS[kind]] or (), table)
             if isinstance(compiled, ArrowFilter):
                 ids, check_id = arrow_ids, len(arrow_checks)
-                arrow_checks.append(ArrowCheck.from_filter(compiled, table.name, routes))
+                arrow_checks.append(ArrowCheck.from_filter(compiled, route))
             else:
                 ids, check_id = server_ids, len(server_checks)
                 server_checks.append(_server_check(compiled, check_id, filter_users))
@@ -153,28 +156,29 @@ class FilterEvaluator:
             InvalidFilter, ServerUnavailable, MissingPrivilege: as `evaluate`.
         """
         old, new = (np.full(len(routes), NULL, dtype=np.int8) for _ in range(2))
-        for check, rows, old_rows, new_rows in self._rows_by_arrow_check(changes, routes):
-            for values, projected in ((old, old_rows), (new, new_rows)):
-                answers = check.answers(projected).cast(pa.int8())
-                values[rows] = answers.fill_null(NULL).to_numpy(zero_copy_only=False)
+        for check, inputs in self._inputs_by_arrow_check(changes, routes):
+            for values, side in ((old, inputs.old), (new, inputs.new)):
+                answers = check.answers(side).cast(pa.int8())
+                values[inputs.rows] = answers.fill_null(NULL).to_numpy(zero_copy_only=False)
         if session is not None:
             rows, old_answers, new_answers = self._ask_server(changes, routes, session)
             old[rows], new[rows] = old_answers, new_answers
         return old, new
 
     def _evaluate_in_arrow(self, changes: DecodedChanges, routes: Int64s, results: FilterResults) -> None:
-        for check, rows, old, new in self._rows_by_arrow_check(changes, routes):
-            results.old[rows], results.new[rows] = check.passes(old), check.passes(new)
+        for check, inputs in self._inputs_by_arrow_check(changes, routes):
+            results.old[inputs.rows] = check.passes(inputs.old)
+            results.new[inputs.rows] = check.passes(inputs.new)
 
-    def _rows_by_arrow_check(
+    def _inputs_by_arrow_check(
         self, changes: DecodedChanges, routes: Int64s
-    ) -> Iterator[tuple[ArrowCheck, Int64s, ProjectedRows, ProjectedRows]]:
-        """Each filter of Arrow, the changes that it is for, their old and their new rows."""
+    ) -> Iterator[tuple[ArrowCheck, FilterInputs]]:
+        """Each filter of Arrow, and the changes that it is for."""
         check_ids = _check_ids(self.arrow_ids, changes, routes)
         for check_id in np.unique(check_ids[check_ids >= 0]).tolist():
             check = self.arrow_checks[check_id]
             rows = np.flatnonzero(check_ids == check_id)
-            yield check, rows, *_project_both(changes.tuples, rows, routes[rows], check.projection)
+            yield check, changes.filter_inputs.of(check.layout, rows)
 
     def _evaluate_on_server(
         self, changes: DecodedChanges, routes: Int64s, results: FilterResults, session: FilterSession
@@ -213,7 +217,12 @@ def _filter_key(route: Route, action: PublishAction) -> Hashable:
         return None
     # The same trees mean the same only for the same table, with the same columns at the same positions.
     trees = tuple(row_filter.node_tree for row_filter in filters)
-    return trees, published.table.id, published.table.columns, route.relation.column_names
+    return trees, _layout(route)
+
+
+def _layout(route: Route) -> Hashable:
+    """What tells which columns of a table the route's rows have, and where."""
+    return route.published.table.id, route.published.table.columns, route.relation.column_names
 
 
 def _server_check(

@@ -14,6 +14,7 @@ import numpy as np
 
 from cdc_replay.arrow.arrays import Bytes, Int64s, ascii_bytes, int_array
 from cdc_replay.model.frames import ChangeKind
+from cdc_replay.replay.route.filter_input import SharedInputs
 from cdc_replay.replay.route.routes import Route
 from cdc_replay.replay.route.tuples import Tuples
 
@@ -38,12 +39,14 @@ class DecodedChanges:
     kinds: Bytes
     kind_ids: Int64s
     entries: Int64s
+    filter_inputs: SharedInputs
 
     @classmethod
     def from_batch(cls, rows: pa.RecordBatch, index: RouteIndex) -> Self:
         """Of a batch of CHANGES."""
-        kinds = ascii_bytes(rows["kind"])
-        return cls(rows, Tuples.from_changes(rows), kinds, _KIND_IDS[kinds], index.lookup(rows, kinds))
+        kinds, tuples = ascii_bytes(rows["kind"]), Tuples.from_changes(rows)
+        entries = index.lookup(rows, kinds)
+        return cls(rows, tuples, kinds, _KIND_IDS[kinds], entries, SharedInputs(tuples))
 
 
 @dataclass(frozen=True, slots=True)
