@@ -270,7 +270,7 @@ def test_two_logs_of_one_slot_refuse_each_other(synced: Twin) -> None:
     with pytest.raises(SlotLost, match="another deployment with the same slot") as lost:
         capture(synced.config, "pub")
     assert "choose another slot if this one is" in str(lost.value)
-    assert capture(theirs, "pub").pulls == 0
+    assert capture(theirs, "pub").transactions == 0
 
 
 def test_two_slots_of_one_log_refuse_each_other(synced: Twin) -> None:

@@ -59,8 +59,8 @@ class ArrowCheck:
         """Of a compiled filter of the route's table, and of others with the same layout."""
         names = [column.name for column in compiled.columns]
         attnums = [column.attnum for column in compiled.columns]
-        places = dict(zip(attnums, positions(route.relation, names), strict=True))
-        return cls(route.published.table.name, compiled.expression, _layout(route), places)
+        by_attnum = dict(zip(attnums, positions(route.relation, names), strict=True))
+        return cls(route.published.table.name, compiled.expression, _layout(route), by_attnum)
 
     def passes(self, rows: FilterInput) -> Bools:
         """Which rows pass.
