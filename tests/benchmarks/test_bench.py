@@ -62,7 +62,7 @@ def test_copies_empty_windows_and_real_flights_are_measured_too(tmp_path: Path) 
     assert set(copied["runs"]) == SIDES
     assert set(empty["runs"]) == {"cold", "warm"}
     assert flights["changes"] > 0
-    assert [each["workload"] for each in found["bounds"]] == ["empty_window"]
+    assert [(each["workload"], each["holds"]) for each in found["bounds"]] == [("empty_window", True)]
 
 
 @pytest.mark.slow

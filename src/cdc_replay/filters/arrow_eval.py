@@ -37,6 +37,9 @@ from cdc_replay.filters.expression import (
 )
 from cdc_replay.filters.sortable_forms import FORMS, Datum, Plain
 
+MAX_SHARED: Final = 64
+"""Results, besides columns, are shared while there are fewer: each has as many values as there are rows."""
+
 
 def evaluate_filter(
     expression: Expression,
@@ -59,12 +62,19 @@ def evaluate_filter(
 def _compute(
     expression: Expression, texts: Mapping[int, pa.StringArray], computed: dict[Expression, Datum]
 ) -> Datum:
-    if not all(isinstance(child, Column | Constant) for child in children(expression)):
+    if isinstance(expression, Constant):
+        return _constant(expression.type_oid, expression.value)
+    arguments = children(expression)
+    if not all(isinstance(argument, Column | Constant) for argument in arguments):
         # Not shared: a hash of the expression would visit all of it, at each of its levels.
-        return _kernel(expression)(*(_compute(child, texts, computed) for child in children(expression)))
-    if expression not in computed:
-        computed[expression] = _compute_of_columns(expression, texts, computed)
-    return computed[expression]
+        return _kernel(expression)(*(_compute(argument, texts, computed) for argument in arguments))
+    if (known := computed.get(expression)) is not None:
+        return known
+    result = _compute_of_columns(expression, texts, computed)
+    # Computed texts can be wide; a column's own are there anyway.
+    if isinstance(expression, Column) or (len(computed) < MAX_SHARED and pa.types.is_primitive(result.type)):
+        computed[expression] = result
+    return result
 
 
 def _compute_of_columns(
@@ -73,14 +83,11 @@ def _compute_of_columns(
     match expression:
         case Column(attnum=attnum, type_oid=type_oid):
             return FORMS[type_oid].from_texts(texts[attnum])
-        case Constant(type_oid, value):
-            return _constant(type_oid, value)
         case NullTest(Column(attnum=attnum)):
             # The text is NULL iff the value is, whatever its type.
-            arguments = [texts[attnum]]
+            return _kernel(expression)(texts[attnum])
         case _:
-            arguments = [_compute(child, texts, computed) for child in children(expression)]
-    return _kernel(expression)(*arguments)
+            return _kernel(expression)(*(_compute(child, texts, computed) for child in children(expression)))
 
 
 @functools.lru_cache(maxsize=10_000)

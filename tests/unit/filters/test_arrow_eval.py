@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc_replay.filters.arrow_eval import evaluate_filter
+from cdc_replay.filters.arrow_eval import MAX_SHARED, evaluate_filter
 from cdc_replay.filters.compile import ArrowFilter, compile_or
-from cdc_replay.filters.expression import Expression
+from cdc_replay.filters.expression import Coalesce, Column, Constant, Expression, NullTest, Type
 from fixtures.catalogs import table
 from unit.replay.route.changes import greater
 
@@ -34,3 +34,20 @@ def test_filters_with_common_parts_have_their_own_answers() -> None:
     for bounds in ((10,), (10, 4), (40,), (4,)):
         answers = evaluate_filter(filter_of(*bounds), TEXTS, 3, computed)
         assert answers == evaluate_filter(filter_of(*bounds), TEXTS, 3)
+
+
+def test_a_filter_of_many_parts_keeps_few_results() -> None:
+    """Whoever owns a publication writes as many parts as he likes; each result has the size of a column."""
+    computed: dict[Expression, Any] = {}
+    evaluate_filter(filter_of(*range(MAX_SHARED + 10)), TEXTS, 3, computed)
+    assert len(computed) == MAX_SHARED
+
+
+def test_texts_that_are_computed_are_not_kept() -> None:
+    """They can be as wide as the widest value of a table."""
+    column = Column(1, Type.TEXT, 100)
+    filled = Coalesce((column, Constant(Type.TEXT, "x")))
+    computed: dict[Expression, Any] = {}
+    answers = evaluate_filter(NullTest(filled, True), TEXTS, 3, computed)
+    assert answers.to_pylist() == [True, True, True]
+    assert computed.keys() == {column}
