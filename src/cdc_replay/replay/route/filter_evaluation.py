@@ -31,7 +31,7 @@ from cdc_replay.replay.route.filter_input import FilterInput, FilterInputs
 from cdc_replay.replay.route.route_index import DecodedChanges
 from cdc_replay.replay.route.router import FilterResults
 from cdc_replay.replay.route.routes import Route
-from cdc_replay.replay.route.tuples import ColumnProjection, ProjectedRows, Tuples
+from cdc_replay.replay.route.tuples import ColumnProjection
 
 _ACTIONS: Final = {
     ChangeKind.INSERT: PublishAction.INSERT,
@@ -194,14 +194,14 @@ class FilterEvaluator:
         rows = np.flatnonzero(check_ids >= 0)
         if not len(rows):
             return rows, np.empty(0, dtype=np.int8), np.empty(0, dtype=np.int8)
-        old, new = _project_both(changes.tuples, rows, routes[rows], self.all_columns)
+        inputs = FilterInputs.of_rows(changes.tuples, rows, routes[rows])
         batch = pa.RecordBatch.from_pydict(
             {
                 "route": pa.array(routes[rows], pa.int32()),
                 "kind": changes.rows["kind"].take(pa.array(rows)),
                 "commit_lsn": changes.rows["commit_lsn"].take(pa.array(rows)),
-                "old": old.lists,
-                "new": new.lists,
+                "old": inputs.old.project(self.all_columns).lists,
+                "new": inputs.new.project(self.all_columns).lists,
             }
         )
         answers = server_answers(batch, self.server_checks, session, ("old", "new"))
@@ -236,15 +236,6 @@ def _server_check(
         routes=[route.route_id for route, _ in users],
         kinds=[kind for _, kind in users],
     )
-
-
-def _project_both(
-    tuples: Tuples, rows: Int64s, routes: Int64s, projection: ColumnProjection
-) -> tuple[ProjectedRows, ProjectedRows]:
-    """The old and the new rows; the new ones are filled with what was not sent (R4.4)."""
-    everything = np.ones(len(rows), dtype=np.bool_)
-    old = tuples.rows_before(rows, routes, projection, included=tuples.has_old[rows])
-    return old, tuples.new_rows(rows, routes, projection, included=everything, fill=everything)
 
 
 def _check_ids(ids: Int64s, changes: DecodedChanges, routes: Int64s) -> Int64s:

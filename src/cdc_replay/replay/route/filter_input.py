@@ -56,16 +56,15 @@ class FilterInputs:
     new: FilterInput
 
     @classmethod
-    def of_rows(cls, tuples: Tuples, rows: Int64s) -> Self:
-        """Of the changes at `rows`, whose tuples have the same columns at the same positions."""
-        layouts = np.zeros(len(rows), dtype=np.int64)
+    def of_rows(cls, tuples: Tuples, rows: Int64s, routes: Int64s) -> Self:
+        """Of the changes at `rows`; a projection has a layout for each of the `routes`."""
         everything = np.ones(len(rows), dtype=np.bool_)
 
         def project_old(projection: ColumnProjection) -> ProjectedRows:
-            return tuples.rows_before(rows, layouts, projection, included=tuples.has_old[rows])
+            return tuples.rows_before(rows, routes, projection, included=tuples.has_old[rows])
 
         def project_new(projection: ColumnProjection) -> ProjectedRows:
-            return tuples.new_rows(rows, layouts, projection, included=everything, fill=everything)
+            return tuples.new_rows(rows, routes, projection, included=everything, fill=everything)
 
         return cls(rows, FilterInput(len(rows), project_old), FilterInput(len(rows), project_new))
 
@@ -81,5 +80,5 @@ class SharedInputs:
         """The inputs of the changes at `rows`; `layout` tells which columns their tuples have, and where."""
         known = self.by_layout.get(layout)
         if known is None or not np.array_equal(known.rows, rows):
-            known = self.by_layout[layout] = FilterInputs.of_rows(self.tuples, rows)
+            known = self.by_layout[layout] = FilterInputs.of_rows(self.tuples, rows, np.zeros_like(rows))
         return known
