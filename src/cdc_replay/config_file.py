@@ -10,11 +10,24 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from yaml.composer import Composer
 
 from cdc_replay.errors import InvalidConfiguration
 
 VARIABLE: Final = "CDC_REPLAY_CONFIG"
 DEFAULT_FILE: Final = "cdc_replay.yaml"
+
+_LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = yaml.SafeLoader
+if yaml.__with_libyaml__:
+
+    class _CLoader(Composer, yaml.CSafeLoader):
+        """Parses in C, composes in Python, where too deep a nesting is an error and no crash."""
+
+        def __init__(self, stream: str) -> None:
+            yaml.CSafeLoader.__init__(self, stream)
+            Composer.__init__(self)
+
+    _LOADER = _CLoader
 
 _REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -75,12 +88,12 @@ def has_reference(text: str) -> bool:
 def _compose(file: Path) -> yaml.Node:
     text = _read(file)
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise InvalidConfiguration(f"{file}, line {line}: not valid YAML: {error.problem}") from None
     except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
+        line = text.partition(chr(error.character))[0].count("\n") + 1
         raise InvalidConfiguration(
             f"{file}, line {line}: not valid YAML: character U+{error.character:04X} is not allowed",
             hint="Remove it.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Final
 
 from benchmarks.backlogs import BACKLOGS
@@ -17,12 +18,12 @@ ROWS_BEFORE: Final = 300_000
 
 PARSE: Final = """
 import runpy, sys, time
-import airflow.sdk
+import airflow.dag_processing.processor
 began = time.monotonic()
-for file in sys.argv[1:]:
-    runpy.run_path(file)
+runpy.run_path(sys.argv[1])
 print(time.monotonic() - began)
 """
+"""As Airflow's DAG processor: each file in a process of its own, which has Airflow loaded."""
 
 
 def measure_backfill(changes: int) -> tuple[dict[str, Run], tuple[str, ...]]:
@@ -52,7 +53,7 @@ def measure_backfill(changes: int) -> tuple[dict[str, Run], tuple[str, ...]]:
 
 
 def measure_many_subscriptions(count: int) -> dict[str, Run]:
-    """`status` of so many subscriptions as a new process, and the DAG files with all of them."""
+    """`status` of so many subscriptions as a new process, and the slowest DAG file with all of them."""
     backlog = BACKLOGS["churn"]
     with stand((("p",),) * count) as at, Session(at.folder, at.servers) as session:
         at.create_databases(backlog.publisher_script, backlog.subscriber_script, ["warm"])
@@ -62,7 +63,6 @@ def measure_many_subscriptions(count: int) -> dict[str, Run]:
 
 
 def _parse(at: Stand) -> Run:
-    """Run the DAG files as a processor does that has Airflow loaded already."""
     environment = {
         **os.environ,
         "AIRFLOW_HOME": str(at.folder / "airflow"),
@@ -70,11 +70,14 @@ def _parse(at: Stand) -> Run:
         "CDC_REPLAY_CONFIG": str(at.file),
         "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("src", "plugins")),
     }
-    files = sorted(str(file) for file in (ROOT / "dags").glob("*.py"))
-    done = subprocess.run(
-        [sys.executable, "-c", PARSE, *files], env=environment, capture_output=True, text=True, check=True
-    )
-    return Run(float(done.stdout.splitlines()[-1]), Peaks(0.0, {}), {})
+
+    def seconds(file: Path) -> float:
+        command = [sys.executable, "-c", PARSE, str(file)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return float(done.stdout.splitlines()[-1])
+
+    slowest = max(seconds(file) for file in sorted((ROOT / "dags").glob("*.py")))
+    return Run(slowest, Peaks(0.0, {}), {})
 
 
 def _position(at: Stand) -> str:

@@ -117,7 +117,7 @@ BOUNDS: Final[Sequence[Bound]] = (
     Bound("backfill", "dry run, seconds", seconds("dry_run"), 10.0),
     Bound("backfill", "into the own subscriber, seconds", seconds("warm"), 10.0),
     Bound("subscriptions_200", "status, seconds", seconds("status"), 2.0),
-    Bound("subscriptions_200", "parsing of the DAGs, seconds", seconds("parse"), 1.0),
+    Bound("subscriptions_200", "parsing of the slowest DAG file, seconds", seconds("parse"), 1.0),
     Bound("growth_1e7", "memory of cold, GiB", memory_gib("cold"), 3.0),
     Bound("growth_1e7", "memory of warm, GiB", memory_gib("warm"), 3.0),
 )

@@ -175,6 +175,7 @@ def test_an_object_store_is_left_as_it_is(tmp_path: Path) -> None:
         (("    change_log", "    streaming: !!bool x\n    change_log"), 4, "is not of the type bool"),
         (("./log", "./l\0g"), 4, "character U+0000 is not allowed"),
         (("./log", "./l\x1bg"), 4, "character U+001B is not allowed"),
+        (("./log", "./l" + "é" * 999 + "\x1bg"), 4, "character U+001B is not allowed"),
         (("  shop:\n", "  shop: &a\n    slot: *a\n"), 3, "contains itself by an alias"),
         (("[p1, p2]", "&a [p1, [*a]]"), 8, "contains itself by an alias"),
         (("publishers:\n", "timeouts: {page: 0}\npublishers:\n"), 1, "timeouts.page"),

@@ -14,17 +14,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from cdc_replay.airflow.alarm_notifiers import AlarmNotifier, ResolvedNotifier
     from cdc_replay.airflow.assets import change_log, commits, subscription
-    from cdc_replay.airflow.dags import (
-        BackfillDag,
-        CaptureDag,
-        RefreshDag,
-        ReplayDag,
-        ResumeDag,
-        SnapshotDag,
-        ValidateDag,
-        WatchDag,
-        followed_groups,
-    )
+    from cdc_replay.airflow.dags.in_process import CaptureDag, ResumeDag, ValidateDag
+    from cdc_replay.airflow.dags.spark import BackfillDag, RefreshDag, ReplayDag, SnapshotDag
+    from cdc_replay.airflow.dags.watch import WatchDag, followed_groups
     from cdc_replay.airflow.hooks import PublisherHook, SubscriberHook
     from cdc_replay.airflow.operators.in_process import (
         CaptureOperator,
@@ -85,10 +77,9 @@ __all__ = [
 _MODULES: Final = {
     "cdc_replay.airflow.alarm_notifiers": ("AlarmNotifier", "ResolvedNotifier"),
     "cdc_replay.airflow.assets": ("change_log", "commits", "subscription"),
-    "cdc_replay.airflow.dags": (
-        "BackfillDag", "CaptureDag", "RefreshDag", "ReplayDag", "ResumeDag", "SnapshotDag", "ValidateDag",
-        "WatchDag", "followed_groups",
-    ),
+    "cdc_replay.airflow.dags.in_process": ("CaptureDag", "ResumeDag", "ValidateDag"),
+    "cdc_replay.airflow.dags.spark": ("BackfillDag", "RefreshDag", "ReplayDag", "SnapshotDag"),
+    "cdc_replay.airflow.dags.watch": ("WatchDag", "followed_groups"),
     "cdc_replay.airflow.hooks": ("PublisherHook", "SubscriberHook"),
     "cdc_replay.airflow.operators.in_process": (
         "CaptureOperator", "EmitAssetEventOperator", "PlanBackfillOperator", "ResumeOperator",

@@ -25,9 +25,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -139,11 +137,15 @@ class DurableTable:
 
         With `window`, only those that may hold transactions of it.
         """
-        files = self._files()
-        if window is not None:
-            starts_before_end = pc.less_equal(files["first"], window.upto.value)
-            files = files.filter(pc.and_(pc.greater(files["last"], window.after.value), starts_before_end))
-        return tuple(map(Segment, *(column.to_pylist() for column in files.columns)))
+        segments = self._segments()
+        if window is None:
+            return tuple(segments)
+        after, upto = window.after.value, window.upto.value
+        return tuple(
+            segment
+            for segment in segments
+            if segment.max_commit_lsn > after and segment.min_commit_lsn <= upto
+        )
 
     def is_stale(self, segments: Iterable[Segment]) -> bool:
         """Whether some of these files have been removed from the table since this object opened it."""
@@ -152,21 +154,25 @@ class DurableTable:
 
     def split_points(self, rows: int) -> list[int]:
         """The last commit LSNs of data files, one for every `rows` rows."""
-        files = self._files()
-        multiples = np.cumsum(files["rows"].to_numpy()) // rows
-        ends: list[int] = files["last"].to_numpy()[np.diff(multiples, prepend=0) > 0].tolist()
+        ends, total = [], 0
+        for segment in self._segments():
+            before, total = total, total + segment.rows
+            if total // rows > before // rows:
+                ends.append(segment.max_commit_lsn)
         return ends
 
-    def _files(self) -> pa.Table:
-        """The data files: name, size_bytes, rows, first and last commit LSN, ordered by these."""
-        actions = pa.table(self._table.get_add_actions(flatten=True))
-        first, last = _int_column(actions, "min.commit_lsn"), _int_column(actions, "max.commit_lsn")
-        files = pa.table(
-            [actions["path"], actions["size_bytes"], _int_column(actions, "num_records"), first, last],
-            names=["name", "size_bytes", "rows", "first", "last"],
+    def _segments(self) -> list[Segment]:
+        """All data files, by commit LSN."""
+        # pyarrow.table, and a comparison with a Python value, would load pandas.
+        actions = pa.RecordBatchReader.from_stream(self._table.get_add_actions(flatten=True)).read_all()
+        columns = (
+            actions["path"].to_pylist(),
+            actions["size_bytes"].to_pylist(),
+            *(_integers(actions, name) for name in ("num_records", "min.commit_lsn", "max.commit_lsn")),
         )
-        self._check_names(files["name"].to_pylist())
-        return files.sort_by([("first", "ascending"), ("name", "ascending")])
+        segments = list(map(Segment, *columns))
+        self._check_names(segment.name for segment in segments)
+        return sorted(segments, key=lambda segment: (segment.min_commit_lsn, segment.name))
 
     def _check_names(self, names: Iterable[str]) -> None:
         """Check that the table names only files of its folder: whoever can write the log may name others."""
@@ -305,8 +311,8 @@ def _unreadable(location: Location, error: DeltaError) -> CdcReplayError:
     )
 
 
-def _int_column(actions: pa.Table, name: str) -> pa.ChunkedArray:
-    """A column of integers, 0 where there is none."""
+def _integers(actions: pa.Table, name: str) -> list[int]:
+    """The values of a column, 0 where there is none."""
     if name not in actions.column_names:
-        return pa.chunked_array([pa.repeat(pa.scalar(0, pa.int64()), actions.num_rows)])
-    return actions[name].fill_null(0)
+        return [0] * actions.num_rows
+    return [value or 0 for value in actions[name].to_pylist()]

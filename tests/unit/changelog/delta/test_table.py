@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -41,6 +43,36 @@ def segment(table: DurableTable, name: str, first: int, last: int) -> Segment:
 
 def names(table: DurableTable) -> list[str]:
     return [one.name for one in DurableTable.open(table.location).segments()]
+
+
+def test_files_by_window_and_by_number_of_rows(table: DurableTable) -> None:
+    table.commit([segment(table, "b", 120, 130), segment(table, "a", 105, 110)], AppTransaction("slot", 130))
+    assert [one.name for one in table.segments(Window(Lsn(110), Lsn(120)))] == ["b"]
+    assert [one.name for one in table.segments(Window(Lsn(109), Lsn(119)))] == ["a"]
+    assert table.segments(Window(Lsn(110), Lsn(119))) == ()
+    assert [table.split_points(rows) for rows in (1, 2, 3, 4, 5)] == [
+        [110, 130],
+        [110, 130],
+        [130],
+        [130],
+        [],
+    ]
+
+
+def test_reading_the_files_loads_no_pandas(table: DurableTable) -> None:
+    """It takes a third of a second, of every command that reads the log."""
+    table.commit([segment(table, "a", 105, 110)], AppTransaction("slot", 110))
+    program = """
+import sys
+from cdc_replay.changelog.delta.table import DurableTable
+from cdc_replay.changelog.storage import Location
+from cdc_replay.model.lsn import Lsn, Window
+table = DurableTable.open(Location.parse(sys.argv[1]))
+print(len(table.segments(Window(Lsn(100), Lsn(110)))), table.split_points(1), "pandas" in sys.modules)
+"""
+    command = [sys.executable, "-c", program, table.location.path]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["1", "[110]", "False"]
 
 
 def test_concurrent_commits_about_different_things_both_succeed(table: DurableTable) -> None:
