@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cdc_replay.commands.opening import capture_source, open_subscription
 from cdc_replay.compare.comparison import compare_table
 from cdc_replay.config import Config, load_config
+from cdc_replay.opening import capture_source, open_subscription
 from cdc_replay.postgres.environment_connection import connection_from_environment
 from cdc_replay.validate.at_fence import open_at_fence
 from cdc_replay.validate.expectations import (

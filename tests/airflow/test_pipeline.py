@@ -13,9 +13,9 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from cdc_replay.commands.progress import has_applied, publisher_and_subscriptions, publisher_position
 from cdc_replay.config import load_config
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.monitoring.progress import has_applied, publisher_and_subscriptions, publisher_position
 from cdc_replay.postgres.connection import connect
 from cdc_replay.subscriber import subscription_records
 from embedded.airflow import USER, Refused, Run, wait_for

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc_replay.commands.opening import setup_request
 from cdc_replay.config import Timeouts, load_config
 from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import ConflictPolicy, FailurePolicy, OriginPolicy, UnchangedToast
 from cdc_replay.model.validation_scope import TablePlan, ValidationPlan
+from cdc_replay.opening import setup_request
 from cdc_replay.postgres.environment_connection import connection_from_environment
 
 MINIMAL = """\

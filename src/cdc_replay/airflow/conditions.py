@@ -29,7 +29,7 @@ class CaughtUp:
     lsn: str
 
     def is_met(self) -> bool:
-        from cdc_replay.commands.progress import has_applied
+        from cdc_replay.monitoring.progress import has_applied
 
         return has_applied(airflow_config(), self.subscription, Lsn.parse(self.lsn))
 
@@ -42,7 +42,7 @@ class LagBelow:
     seconds: float
 
     def is_met(self) -> bool:
-        from cdc_replay.commands.progress import read_progress
+        from cdc_replay.monitoring.progress import read_progress
 
         lag = read_progress(airflow_config(), self.subscription).lag_seconds
         return lag is not None and lag <= self.seconds
@@ -56,7 +56,7 @@ class Proved:
     seconds: float
 
     def is_met(self) -> bool:
-        from cdc_replay.commands.progress import read_progress
+        from cdc_replay.monitoring.progress import read_progress
 
         age = read_progress(airflow_config(), self.subscription).proof_age_seconds
         return age is not None and age <= self.seconds

@@ -36,8 +36,8 @@ class ServerHook(BaseHook):
 
     def test_connection(self) -> tuple[bool, str]:
         """Whether the server can take its part, and what it is or why not."""
-        from cdc_replay.commands.describe_server import describe_server
         from cdc_replay.errors import CdcReplayError
+        from cdc_replay.monitoring.describe_server import describe_server
 
         try:
             return True, describe_server(dsn(self.conn_id), is_publisher=self.conn_type == PUBLISHER)

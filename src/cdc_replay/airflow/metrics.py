@@ -44,7 +44,7 @@ def of_watch(config: Config, publisher: str, subscriptions: Iterable[str]) -> No
     """The state of a publisher and of its subscriptions."""
     if not any(conf.getboolean("metrics", switch, fallback=False) for switch in _SWITCHES):
         return
-    from cdc_replay.commands.progress import publisher_and_subscriptions
+    from cdc_replay.monitoring.progress import publisher_and_subscriptions
 
     state = publisher_and_subscriptions(config, publisher, subscriptions)
     _set("retained_wal_bytes", state.retained_wal_bytes, publisher)

@@ -23,15 +23,15 @@ from openlineage.client.facet_v2 import (
 )
 
 from cdc_replay.airflow.task_lineage import Flow, TaskLineage
-from cdc_replay.commands.table_lineage import (  # noqa: TID253 - no DAG file imports this module
+from cdc_replay.config import Config
+from cdc_replay.model.proof import BUCKETS
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.monitoring.table_lineage import (  # noqa: TID253 - no DAG file imports this module
     SubscriptionFeeds,
     address,
     published_tables,
     subscription_feeds,
 )
-from cdc_replay.config import Config
-from cdc_replay.model.proof import BUCKETS
-from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.server_address import ServerAddress
 
 RUN_FACET: Final = "cdcReplay"

@@ -83,7 +83,7 @@ class CaughtUpSensor(SubscriptionSensor):
         return CaughtUp(self.subscription, self.lsn or self._position())
 
     def _position(self) -> str:
-        from cdc_replay.commands.progress import publisher_position
+        from cdc_replay.monitoring.progress import publisher_position
 
         config = airflow_config()
         publisher = config.subscription(self.subscription).subscription.publisher

@@ -173,7 +173,7 @@ class LagTrigger(BaseEventTrigger):
 
 def _due_replays(publisher: str, subscriptions: list[str]) -> frozenset[tuple[str, str]]:
     """The subscriptions for which a replay is due, each with the time of its oldest missing transaction."""
-    from cdc_replay.commands.due_replays import due_replays
+    from cdc_replay.monitoring.due_replays import due_replays
 
     try:
         due = due_replays(airflow_config(), publisher, subscriptions)
@@ -183,7 +183,7 @@ def _due_replays(publisher: str, subscriptions: list[str]) -> frozenset[tuple[st
 
 
 def _open_watch(publisher: str, least_seconds: float, greatest_seconds: float) -> Any:  # noqa: ANN401 - imported late
-    from cdc_replay.commands.watch_commits import watch_commits
+    from cdc_replay.monitoring.watch_commits import watch_commits
 
     return watch_commits(
         airflow_config(), publisher, least_seconds=least_seconds, greatest_seconds=greatest_seconds

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.opening import capture_source, open_subscription
-from cdc_replay.commands.progress import read_progress, read_table_states
 from cdc_replay.config import Config
 from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import BackfillPlan, BackfillResult
+from cdc_replay.monitoring.progress import read_progress, read_table_states
+from cdc_replay.opening import capture_source, open_subscription
 from cdc_replay.replay.backfill import backfill_range, choose_tables, describe_log, parse_range
 
 

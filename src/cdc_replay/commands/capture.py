@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from cdc_replay.capture.capture_to import PAUSE_SECONDS, capture_to
-from cdc_replay.commands.opening import capture_source
 from cdc_replay.config import Config
 from cdc_replay.errors import SlotActive
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.results import CaptureResult
+from cdc_replay.opening import capture_source
 
 
 def capture(

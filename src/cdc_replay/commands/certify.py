@@ -12,13 +12,13 @@ from typing import Final
 
 from cdc_replay.capture.slot_continuity import reachable_lsn
 from cdc_replay.certify.run import CertifyRequest, certify_subscription
-from cdc_replay.commands.opening import capture_source, open_subscription
 from cdc_replay.commands.sync import sync
 from cdc_replay.config import Config
 from cdc_replay.errors import InvalidConfiguration, ReplayFailed, Retry, ServerUnavailable
 from cdc_replay.model.certificate import CertifyResult
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.progress import Report, unreported
+from cdc_replay.opening import capture_source, open_subscription
 from cdc_replay.postgres.connection import connect
 from cdc_replay.subscriber import recorded_results
 from cdc_replay.validate.report_context import reports_folder

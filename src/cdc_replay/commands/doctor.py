@@ -8,7 +8,6 @@ from pathlib import Path
 import psycopg
 
 from cdc_replay.catalog.reader import read_catalog
-from cdc_replay.commands.opening import setup_request
 from cdc_replay.config import Config, PublisherConfig, load_config
 from cdc_replay.doctor.change_log import check_change_log
 from cdc_replay.doctor.machine import check_machine
@@ -17,6 +16,7 @@ from cdc_replay.doctor.subscriber import check_subscriber
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.model.check import Check, DoctorResult, Verdict, failed_check
 from cdc_replay.model.publication import PublisherCatalog
+from cdc_replay.opening import setup_request
 from cdc_replay.postgres.connection import connect_with_deadline
 from cdc_replay.publication.resolve import synced_tables
 

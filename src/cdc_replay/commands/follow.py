@@ -23,12 +23,12 @@ import psycopg
 
 from cdc_replay.capture.followers import connect_follower
 from cdc_replay.capture.slot_continuity import reachable_lsn
-from cdc_replay.commands.opening import common_source
 from cdc_replay.commands.sync import sync
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError, Retry, retry_of
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.results import SyncResult
+from cdc_replay.opening import common_source
 from cdc_replay.spark.session import check_jvm_runs
 
 logger = logging.getLogger(__name__)

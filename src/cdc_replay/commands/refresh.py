@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cdc_replay.commands.opening import open_subscription, refresh_request
 from cdc_replay.config import Config
 from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.results import RefreshResult
+from cdc_replay.opening import open_subscription, refresh_request
 from cdc_replay.snapshot.refresh import Confirm, preview_refresh, refresh_subscription
 
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import psycopg
 
-from cdc_replay.commands.opening import common_source, open_subscription
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.results import ReplayResult
+from cdc_replay.opening import common_source, open_subscription
 from cdc_replay.replay.engine import replay_sessions
 from cdc_replay.subscriber.session import SubscriptionSession
 

@@ -19,13 +19,13 @@ from cdc_replay.capture.followers import connect_follower
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.capture.slot_continuity import reachable_lsn
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.opening import common_source
 from cdc_replay.commands.replay import replay
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError, SlotActive
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.results import ReplayResult
+from cdc_replay.opening import common_source
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.subscriber import recorded_results
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cdc_replay.commands.opening import open_subscription
 from cdc_replay.config import Config
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import ResumeResult
+from cdc_replay.opening import open_subscription
 from cdc_replay.replay.resume import ResumeRequest, resume_subscription
 
 

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from cdc_replay.capture.ddl.event_triggers import is_installed
 from cdc_replay.capture.setup import setup_publisher
 from cdc_replay.catalog.reader import read_catalog
-from cdc_replay.commands.opening import setup_request
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
 from cdc_replay.doctor.server import setup_script
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.model.results import SetupResult
+from cdc_replay.opening import setup_request
 from cdc_replay.postgres.connection import connect, superuser_warnings
 from cdc_replay.publication.resolve import synced_tables
 from cdc_replay.subscriber.grants import plan_role_script

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from cdc_replay.commands.opening import capture_source, open_subscription, snapshot_options
 from cdc_replay.config import Config
 from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import SnapshotResult
+from cdc_replay.opening import capture_source, open_subscription, snapshot_options
 from cdc_replay.replay.rewritten_values import compare_marked_tables
 from cdc_replay.snapshot.run import snapshot_session
 

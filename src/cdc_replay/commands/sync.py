@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import psycopg
 
 from cdc_replay.capture.pull import current_position
-from cdc_replay.commands.opening import common_source, open_subscription, snapshot_options
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.results import SyncResult
+from cdc_replay.opening import common_source, open_subscription, snapshot_options
 from cdc_replay.snapshot.sync import SyncRequest, sync_sessions
 
 logger = logging.getLogger(__name__)

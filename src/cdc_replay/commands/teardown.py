@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 from cdc_replay.capture.setup import teardown_publisher
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.opening import open_subscription, setup_request
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.results import TeardownResult
+from cdc_replay.opening import open_subscription, setup_request
 from cdc_replay.replay.apply.stage_table import drop_staging
 from cdc_replay.snapshot.staging import drop_leftovers
 from cdc_replay.subscriber import state_schema, subscription_records

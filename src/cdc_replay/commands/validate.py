@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from cdc_replay.commands.opening import open_subscription, refresh_request
 from cdc_replay.commands.validation_run import ValidationRun
 from cdc_replay.compare.buckets import Buckets
 from cdc_replay.config import Config
@@ -21,6 +20,7 @@ from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.proof import BUCKET_BITS
 from cdc_replay.model.results import TableReconciled, ValidateResult
 from cdc_replay.model.validation_scope import ValidationScope
+from cdc_replay.opening import open_subscription, refresh_request
 from cdc_replay.snapshot.refresh import preview_repair, repair_tables
 from cdc_replay.validate.report_context import Repair, ReportLinks
 from cdc_replay.validate.verdict import TableVerdict

@@ -10,7 +10,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from cdc_replay.commands.opening import capture_source, open_subscription
 from cdc_replay.compare.comparison import ValidatedTable
 from cdc_replay.config import Config
 from cdc_replay.failpoints import failpoint
@@ -18,6 +17,7 @@ from cdc_replay.model.progress import Report
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import ValidateResult
 from cdc_replay.model.validation_scope import ValidationScope
+from cdc_replay.opening import capture_source, open_subscription
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.subscriber import history, proofs, recorded_results
 from cdc_replay.validate.at_fence import open_at_fence

@@ -21,7 +21,6 @@ import pytest
 import cdc_replay
 from cdc_replay.certify.publisher_slots import PREFIX, slot_name
 from cdc_replay.commands.certify import CertifyOptions, certify
-from cdc_replay.commands.opening import open_subscription
 from cdc_replay.errors import (
     MissingPrivilege,
     NativeSubscriptionFailed,
@@ -30,6 +29,7 @@ from cdc_replay.errors import (
 )
 from cdc_replay.failpoints import VARIABLE, FailpointReached
 from cdc_replay.model.certificate import CertifiedTable, CertifyResult, Deviation, TableOutcome
+from cdc_replay.opening import open_subscription
 from cdc_replay.postgres import throwaway_server
 from cdc_replay.postgres.advisory_locks import advisory_key
 from cdc_replay.termination import EXIT_CODE

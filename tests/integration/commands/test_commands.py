@@ -17,7 +17,6 @@ from cdc_replay.commands.replay import replay
 from cdc_replay.commands.setup import setup
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.commands.status import status
-from cdc_replay.commands.subscription_details import subscription_details
 from cdc_replay.commands.sync import sync
 from cdc_replay.commands.teardown import teardown
 from cdc_replay.commands.validate import validate
@@ -31,6 +30,7 @@ from cdc_replay.errors import (
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
+from cdc_replay.monitoring.subscription_details import subscription_details
 from cdc_replay.subscriber.history import TimeRange
 from fixtures.twin import Twin
 

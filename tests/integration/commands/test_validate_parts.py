@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from cdc_replay.airflow.metrics import of_watch
-from cdc_replay.commands.progress import read_progress
 from cdc_replay.commands.status import repeated_status, status
-from cdc_replay.commands.subscription_details import subscription_details
 from cdc_replay.commands.validate import validate, validate_and_repair
 from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.model.lsn import Lsn
@@ -22,6 +20,8 @@ from cdc_replay.model.proof import BUCKETS, ProofSummary
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import ValidateResult
 from cdc_replay.model.validation_scope import ValidationScope
+from cdc_replay.monitoring.progress import read_progress
+from cdc_replay.monitoring.subscription_details import subscription_details
 from cdc_replay.subscriber import proofs
 from cdc_replay.subscriber.history import TimeRange, last_validations
 from cdc_replay.validate import selection

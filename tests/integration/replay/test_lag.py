@@ -13,7 +13,6 @@ import psycopg
 import pytest
 
 from cdc_replay.commands.capture import capture
-from cdc_replay.commands.due_replays import due_replays
 from cdc_replay.commands.replay import replay
 from cdc_replay.commands.setup import setup
 from cdc_replay.commands.snapshot import snapshot
@@ -23,6 +22,7 @@ from cdc_replay.errors import Retry
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.status import SubscriptionStatus
 from cdc_replay.model.table_state import Pending
+from cdc_replay.monitoring.due_replays import due_replays
 from cdc_replay.postgres.connection import connect_with_deadline
 from cdc_replay.replay import lag
 from cdc_replay.subscriber import subscription_lock, subscription_tables

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.opening import capture_source
 from cdc_replay.commands.setup import setup
 from cdc_replay.config import Config, load_config
+from cdc_replay.opening import capture_source
 from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.snapshot.copy_chunk import CopiedChunk, copy_chunks, subscriber_connection
 from cdc_replay.snapshot.copy_tables import CopiedTable, load_tables

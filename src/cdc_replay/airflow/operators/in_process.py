@@ -198,7 +198,7 @@ class WatchOperator(BaseBranchOperator):
         return [f"replay.{group}" for group in due if self._is_idle(group, context)]
 
     def _due_groups(self) -> list[str]:
-        from cdc_replay.commands.due_replays import due_replays
+        from cdc_replay.monitoring.due_replays import due_replays
 
         names = itertools.chain.from_iterable(self.members.values())
         try:

@@ -62,7 +62,7 @@ def _add_page(app: FastAPI) -> None:
 def _add_data(app: FastAPI) -> None:
     # Imported here: the plugin is loaded by processes that never ask a server.
     from cdc_replay.commands.status import ServerAnswers
-    from cdc_replay.commands.subscription_details import SubscriptionDetails
+    from cdc_replay.monitoring.subscription_details import SubscriptionDetails
     from cdc_replay.postgres.answers import Answers
     from cdc_replay.subscriber.history import TimeRange
 

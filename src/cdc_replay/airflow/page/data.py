@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 
     from cdc_replay.commands.status import ServerAnswers
-    from cdc_replay.commands.subscription_details import SubscriptionDetails
     from cdc_replay.config import Config
+    from cdc_replay.monitoring.subscription_details import SubscriptionDetails
     from cdc_replay.postgres.answers import Answers
     from cdc_replay.subscriber.history import TimeRange
 
@@ -59,7 +59,7 @@ def details_for(
     user: BaseUser, answers: Answers[SubscriptionDetails], subscription: str, time_range: TimeRange
 ) -> dict[str, Any]:
     """`SubscriptionDetails` with its DAGs, by kind, and their last runs; the caller has checked the right."""
-    from cdc_replay.commands.subscription_details import subscription_details
+    from cdc_replay.monitoring.subscription_details import subscription_details
 
     config = airflow_config()
     question = partial(subscription_details, config, subscription, time_range, answers.seconds)

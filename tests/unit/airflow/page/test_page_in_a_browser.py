@@ -15,9 +15,9 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from cdc_replay.airflow.page.policy import HEADERS, PAGE_HEADERS
-from cdc_replay.commands.subscription_details import ParkedObject
 from cdc_replay.model.results import to_json
 from cdc_replay.model.status import TableStatus
+from cdc_replay.monitoring.subscription_details import ParkedObject
 from fixtures.page_samples import END, REASON, details, status, subscription
 
 if TYPE_CHECKING:

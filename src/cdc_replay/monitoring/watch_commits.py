@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from cdc_replay.capture.commit_watch import CommitWatch, WatchState
-from cdc_replay.commands.opening import capture_source
 from cdc_replay.config import Config
+from cdc_replay.opening import capture_source
 
 
 def watch_commits(
