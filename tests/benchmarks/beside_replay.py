@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.backlogs import BACKLOGS
+from benchmarks.floors import ask_subscribers
 from benchmarks.memory import Peaks
 from benchmarks.programs import ROOT, Run, Session, fresh
 from benchmarks.stand import Stand, stand
@@ -59,7 +60,11 @@ def measure_many_subscriptions(count: int) -> dict[str, Run]:
         at.create_databases(backlog.publisher_script, backlog.subscriber_script, ["warm"])
         at.set_up(["warm"], session.run)
         session.run(at.line("sync", *at.names("warm")))
-        return {"status": fresh(at.command("status"), at.folder, at.servers), "parse": _parse(at)}
+        return {
+            "floor": ask_subscribers(at),
+            "status": fresh(at.command("status"), at.folder, at.servers),
+            "parse": _parse(at),
+        }
 
 
 def _parse(at: Stand) -> Run:

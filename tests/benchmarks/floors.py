@@ -5,14 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
+from unittest import mock
 
+import psycopg
 from psycopg import sql
 
 from benchmarks.backlogs import Connection
 from benchmarks.programs import Run, fresh, sampled
 from benchmarks.stand import Stand
 from cdc_replay.capture.publications import publication_comments
+from cdc_replay.commands.status import status
+from cdc_replay.config import load_config
+from cdc_replay.postgres.answers import SERVERS_AT_ONCE
 
 WHOLE_SLOT: Final = "whole"
 """A slot at the beginning of the backlog, which is read through publications without filters."""
@@ -76,5 +81,31 @@ def hash_both(at: Stand) -> Run:
         began = time.monotonic()
         sides = (at.publisher_connection(), at.subscriber_connection("warm_0"))
         list(pool.map(hash_all, sides))
+        seconds = time.monotonic() - began
+    return Run(seconds, sampler.peaks, {})
+
+
+def ask_subscribers(at: Stand) -> Run:
+    """New sessions, as many at once as `status` has, with what it executes in each database."""
+    names = at.names("warm")
+    statements: list[tuple[Any, ...]] = []
+    execute = psycopg.Connection.execute
+
+    def recorded(connection: Connection, *arguments: Any) -> psycopg.Cursor[Any]:
+        if connection.info.dbname == names[0]:
+            statements.append(arguments)
+        return execute(connection, *arguments)
+
+    with mock.patch.object(psycopg.Connection, "execute", recorded):
+        status(load_config(at.file), names[0])
+
+    def ask(name: str) -> None:
+        with at.subscriber_connection(name) as connection:
+            for statement, *values in statements:
+                connection.execute(statement, *values)
+
+    with sampled(None, at.servers) as sampler, ThreadPoolExecutor(SERVERS_AT_ONCE) as pool:
+        began = time.monotonic()
+        list(pool.map(ask, names))
         seconds = time.monotonic() - began
     return Run(seconds, sampler.peaks, {})

@@ -80,7 +80,7 @@ def test_a_backfill_many_tables_and_many_subscriptions_are_measured_too(tmp_path
     assert set(copied["runs"]) == SIDES
     assert set(backfilled["runs"]) == {"dry_run", "warm"}
     assert backfilled["differences"] == []
-    assert set(many["runs"]) == {"status", "parse"}
+    assert set(many["runs"]) == {"floor", "status", "parse"}
     assert many["subscriptions"] == 5
 
 
