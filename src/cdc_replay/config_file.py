@@ -16,6 +16,7 @@ from cdc_replay.errors import InvalidConfiguration
 
 VARIABLE: Final = "CDC_REPLAY_CONFIG"
 DEFAULT_FILE: Final = "cdc_replay.yaml"
+MOST_VALUES: Final = 100_000
 
 _LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = yaml.SafeLoader
 if yaml.__with_libyaml__:
@@ -104,7 +105,7 @@ def _compose(file: Path) -> yaml.Node:
         raise InvalidConfiguration(
             f"{file}, line 1: not a configuration", hint="The file must have the key `publishers`."
         )
-    _check_finite(node, file)
+    _count_values(node, file, {})
     return node
 
 
@@ -120,16 +121,28 @@ def _read(file: Path) -> str:
         raise InvalidConfiguration(f'configuration file "{file}" cannot be read: {error}') from error
 
 
-def _check_finite(node: yaml.Node, file: Path, within: frozenset[int] = frozenset()) -> None:
-    """Refuse a value that contains itself by an alias: it has no end."""
+def _count_values(
+    node: yaml.Node, file: Path, counts: dict[int, int], within: frozenset[int] = frozenset()
+) -> int:
+    """How many values the node is, those of an alias once per use; `counts` is of the nodes counted before.
+
+    Refuses more than `MOST_VALUES`, which a few lines of aliases of aliases are, and a value without an end.
+    """
+    if id(node) in counts:
+        return counts[id(node)]
     inside = within | {id(node)}
+    count = 1
     for _, line, value in _children(node):
         if id(value) in inside:
             raise InvalidConfiguration(
                 f"{file}, line {line}: a value contains itself by an alias",
                 hint="Write a value in place of the alias.",
             )
-        _check_finite(value, file, inside)
+        count += _count_values(value, file, counts, inside)
+        if count > MOST_VALUES:
+            raise InvalidConfiguration(f"{file}, line {line}: more than {MOST_VALUES} values, with aliases")
+    counts[id(node)] = count
+    return count
 
 
 def _children(node: yaml.Node) -> Iterator[tuple[str, int, yaml.Node]]:

@@ -8,7 +8,11 @@ addition, the rule of `docs/semantics.md` that it enforces. The class determines
 from __future__ import annotations
 
 import enum
-from typing import ClassVar
+from typing import ClassVar, Final
+
+LONGEST: Final = 20_000
+"""Characters of a message, detail or hint. A server may say a gigabyte, in the words of a table's owner, and
+an error is logged, kept and shown again and again."""
 
 
 class Retry(enum.Enum):
@@ -34,10 +38,10 @@ class CdcReplayError(Exception):
         rule: str | None = None,
         table: tuple[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.detail = detail
-        self.hint = hint
+        self.message = bounded(message)
+        super().__init__(self.message)
+        self.detail = None if detail is None else bounded(detail)
+        self.hint = None if hint is None else bounded(hint)
         self.rule = rule
         self.table = table
         """Schema and name of the subscriber's table, if the error concerns one."""
@@ -49,6 +53,11 @@ class CdcReplayError(Exception):
         if self.hint:
             parts.append(f"HINT: {self.hint}")
         return "\n".join(parts)
+
+
+def bounded(text: str) -> str:
+    """The text, without what is beyond `LONGEST`."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def retry_of(error: Exception) -> Retry:

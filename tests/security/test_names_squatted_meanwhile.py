@@ -243,3 +243,32 @@ def test_printed_script_does_not_follow_the_search_path(
     assert not owner.is_superuser()
     assert errors == ""
     assert setup_publisher(request_of_setup).statements == ()
+
+
+def test_printed_script_does_not_follow_the_search_path_of_the_database(
+    owner: Stranger, request_of_setup: SetupRequest
+) -> None:
+    """Its owner chooses it, and may put a schema before pg_catalog: then each name and operator is theirs."""
+    name = owner.database.name
+    owner.database.run(f"alter database {name} owner to {owner.name}")
+    operators = "; ".join(
+        f"create operator mine.{operator} (leftarg = {of}, rightarg = text, function = mine.{function})"
+        for operator, of, function in (("=", "name", "equal"), ("||", "text", "joined"))
+    )
+    rise = f"alter role {owner.name} superuser"
+    owner.run(
+        "create function mine.equal(name, text) returns boolean language plpgsql as"
+        f" $$ begin {rise}; return true; end $$;"
+        " create function mine.joined(pg_catalog.text, pg_catalog.text) returns pg_catalog.text"
+        f" language plpgsql as $$ begin {rise}; return $1; end $$; {operators};"
+        f" create function mine.checked(pg_catalog.text) returns boolean language plpgsql as"
+        f" $$ begin {rise}; return true; end $$;"
+        " create domain mine.text as pg_catalog.text check (mine.checked(value));"
+        f" alter database {name} set search_path = mine, pg_catalog"
+    )
+
+    errors = psql(owner.database, printed(request_of_setup), stops=True)
+
+    owner.database.run(f"alter database {name} reset search_path; alter database {name} owner to postgres")
+    assert not owner.is_superuser()
+    assert errors == ""

@@ -17,6 +17,7 @@ from cdc_replay.commands.backfill import backfill
 from cdc_replay.commands.refresh import refresh
 from cdc_replay.commands.resume import resume
 from cdc_replay.commands.snapshot import snapshot
+from cdc_replay.commands.status import status
 from cdc_replay.commands.validate import validate
 from cdc_replay.model.relation import QualifiedName
 from fixtures.twin import Twin
@@ -263,3 +264,37 @@ def test_code_that_refuses_a_change_runs_as_its_owner_again(twin: Twin, owner: S
     assert ours.rows("select id, v from t") == [(1, "a")]
     assert ran_as(twin) == {owner.name}
     assert not owner.is_superuser()
+
+
+def test_words_of_the_owner_are_bounded(twin: Twin, owner: Stranger) -> None:
+    """What it raises may have a gigabyte: it is kept with the subscription, and each status shows it."""
+    twin.publisher.run("create table t (id int primary key, v text); create publication p for table t")
+    twin.subscribe("s", "p", tables=own(owner, CODE_IN["trigger"]), native=False)
+    twin.sync_ours()
+    twin.pairs["s"].ours.run(
+        "create or replace function own.fires() returns trigger language plpgsql as $$ begin"
+        " raise exception '%', repeat('never ', 500000) using errcode = 'check_violation',"
+        " detail = repeat('never ', 500000); end $$"
+    )
+    twin.publisher.run("insert into t values (1, 'a')")
+
+    [parked] = twin.sync_ours()
+
+    assert "never never" in str(parked.replay.error)
+    assert len(str(parked.replay.error)) < 100_000
+    assert len(str(status(twin.config).to_dict())) < 1_000_000
+
+
+def test_words_of_the_owner_are_bounded_where_tables_are_compared(twin: Twin, owner: Stranger) -> None:
+    twin.publisher.run("create table t (id int primary key, v text); create publication p for table t")
+    twin.subscribe("s", "p", tables=own(owner, CODE_IN["statistics"]), native=False)
+    twin.sync_ours()
+    twin.pairs["s"].ours.run(
+        "create or replace function own.pure(text) returns text immutable language plpgsql as $$ begin"
+        " raise exception '%', repeat('never ', 500000); end $$"
+    )
+
+    result = validate(twin.config, "s")
+
+    assert "never never" in str(result.error)
+    assert len(str(result.to_dict())) < 100_000

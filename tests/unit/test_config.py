@@ -28,6 +28,8 @@ subscriptions:
     publications: [p1, p2]
     dsn: postgresql://dwh
 """
+LAUGHS = "\n".join(["l0: &l0 [x]", *(f"l{n}: &l{n} [{f'*l{n - 1},' * 20}]" for n in range(1, 30))])
+"""Twenty times as many values in each line: more than anybody can count."""
 
 
 def write(folder: Path, text: str) -> Path:
@@ -178,6 +180,7 @@ def test_an_object_store_is_left_as_it_is(tmp_path: Path) -> None:
         (("./log", "./l" + "é" * 999 + "\x1bg"), 4, "character U+001B is not allowed"),
         (("  shop:\n", "  shop: &a\n    slot: *a\n"), 3, "contains itself by an alias"),
         (("[p1, p2]", "&a [p1, [*a]]"), 8, "contains itself by an alias"),
+        (("publishers:\n", f"{LAUGHS}\npublishers:\n"), 4, "more than 100000 values"),
         (("publishers:\n", "timeouts: {page: 0}\npublishers:\n"), 1, "timeouts.page"),
         (("publishers:\n", "timeouts: {lock: 5}\npublishers:\n"), 1, "not a duration"),
         (("publishers:\n", "timeouts: {statement: 30d}\npublishers:\n"), 1, "timeouts.statement"),

@@ -35,9 +35,10 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.slot import check_slot
 
 # A DO block, so that the output of a dry run works too. Without a slot the comment gets no position; NULL
-# would remove the comment. `format` of another schema could match better, and run as the administrator.
+# would remove the comment. The search path of an administrator's session is the database owner's choice.
 _MARK_AT_SLOT: Final = """
     do $cdc_replay$ begin
+        perform pg_catalog.set_config('search_path', '', true);
         execute pg_catalog.format('comment on publication %I is %L', {name},
             {comment} || coalesce({log_from} || (
                 select confirmed_flush_lsn::text from pg_catalog.pg_replication_slots where slot_name = {slot}

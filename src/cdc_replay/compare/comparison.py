@@ -46,7 +46,7 @@ from cdc_replay.compare.digest import (
 )
 from cdc_replay.compare.fence import ComparisonFence
 from cdc_replay.compare.table_pair import TablePair
-from cdc_replay.errors import MissingPrivilege, PublisherNotReady
+from cdc_replay.errors import MissingPrivilege, PublisherNotReady, bounded
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.proof import BUCKET_BITS, BUCKETS
 from cdc_replay.postgres.connection import translated_errors
@@ -269,7 +269,7 @@ def _definition(validated: ValidatedTable, pair: TablePair) -> str:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, psycopg.Error):
-        return error.diag.message_primary or str(error)
+        return bounded(error.diag.message_primary or str(error))
     return str(error)
 
 

@@ -8,12 +8,15 @@ from typing import Final
 
 _CONTINUED: Final = "\n    "
 
+_STEERING: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Control and format characters, lone surrogates, and line breaks that only some programs know."""
+
 
 def printable(text: str) -> str:
     """The text with control characters as escapes; line breaks stay."""
     return "".join(
         character
-        if character == "\n" or unicodedata.category(character) not in {"Cc", "Cf", "Cs"}
+        if character == "\n" or unicodedata.category(character) not in _STEERING
         else character.encode("unicode_escape").decode()
         for character in text
     )

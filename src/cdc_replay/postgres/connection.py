@@ -2,8 +2,9 @@
 
 The text of a value depends on the session that reads it (R1.11). Every connection is pinned to the settings
 of a native walreceiver, and to UTC and UTF8, so that a value has the same text in every session; sessions
-that write to a subscriber restore the database's formats (`subscriber.apply_connection`). Timeouts are those
-of the configuration (`postgres.timeouts`), not of the role or database, because a long copy is not a hanging
+that write to a subscriber restore the database's formats (`subscriber.apply_connection`). The owner of a
+database, who chooses its settings, neither gives us a search path nor a role. Timeouts are those of the
+configuration (`postgres.timeouts`), not of the role or database, because a long copy is not a hanging
 session. Keepalive packets detect a dead server. The server detects a dead client while it runs a statement,
 so that a killed command holds its locks for seconds, not until the statement ends.
 """
@@ -51,7 +52,9 @@ PINNED_SETTINGS: Final[dict[str, str]] = {
     "bytea_output": "hex",
     "xmloption": "content",
     "standard_conforming_strings": "on",
+    "quote_all_identifiers": "off",
     "search_path": "",
+    "default_transaction_isolation": "read committed",
     "lock_timeout": "0",
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
@@ -59,12 +62,21 @@ PINNED_SETTINGS: Final[dict[str, str]] = {
 }
 """The first settings of every session, except for timeouts that its DSN sets.
 
-A walsender ignores the timeouts: a new slot waits for all open transactions."""
+A walsender ignores the timeouts: a new slot waits for all open transactions. What is looked up after a lock
+must be newer than the lock, which needs `read committed`."""
 
 # By default a server does not check for a dead client during a statement; it can on these systems.
 _CHECK_CLIENT: Final = psycopg.sql.SQL(
-    ", case when pg_catalog.version() ~ 'linux|darwin|bsd'"
-    " then pg_catalog.set_config('client_connection_check_interval', '5s', false) end"
+    "select pg_catalog.set_config('client_connection_check_interval', '5s', false)"
+    " where pg_catalog.version() ~ 'linux|darwin|bsd'"
+)
+
+# Else tables of that role would be our own, and their code could return to the role that has connected.
+_LEAVE_ROLE_OF_DATABASE: Final = psycopg.sql.SQL(
+    "select pg_catalog.set_config('role', 'none', false)"
+    " from pg_catalog.pg_db_role_setting join pg_catalog.pg_database on pg_database.oid = setdatabase"
+    " where datname = pg_catalog.current_database() and setrole = 0"
+    " and 'role=' || current_user::text = any (setconfig)"
 )
 
 TRANSACTION_TIMEOUT_SINCE: Final = 170000
@@ -132,7 +144,7 @@ def connect(
         )
         try:
             with _cut_after(connection, answer_seconds):
-                connection.execute(setting_statement(pinned) + _CHECK_CLIENT)
+                connection.execute(_first_statements(pinned))
             connection.autocommit = autocommit
             connection.prepare_threshold = None
         except BaseException:
@@ -237,6 +249,15 @@ def _pinned(server_version: int, answer_seconds: float | None, options: str) -> 
     if server_version >= TRANSACTION_TIMEOUT_SINCE:
         settings["transaction_timeout"] = "0"
     return settings
+
+
+def _first_statements(pinned: Mapping[str, str]) -> psycopg.sql.Composed:
+    """What each session executes first, in one message.
+
+    The database's owner chooses its search path, and there may be operators of theirs in it: only the first
+    statement, which has no operator, is parsed before the path is ours.
+    """
+    return psycopg.sql.SQL("; ").join((setting_statement(pinned), _CHECK_CLIENT, _LEAVE_ROLE_OF_DATABASE))
 
 
 def is_read_only(connection: Connection) -> bool:

@@ -77,9 +77,9 @@ READINESS: Final = """
            (select rolreplication or rolsuper from pg_roles where rolname = current_user)
 """
 
-# The argument `failover` exists from this version on.
+# The argument `failover` exists from this version on. An administrator may execute this with any search path.
 CREATE_SLOT: Final = sql.SQL(
-    "select lsn::text from pg_catalog.pg_create_logical_replication_slot("
+    "select lsn::pg_catalog.text from pg_catalog.pg_create_logical_replication_slot("
     "slot_name => {slot}, plugin => {plugin}, temporary => false, twophase => {two_phase}{failover})"
 )
 FAILOVER_SINCE: Final = 170000

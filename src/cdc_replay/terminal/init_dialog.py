@@ -16,6 +16,7 @@ from cdc_replay.commands.init import InitResult, draft, publication_names, read_
 from cdc_replay.config_draft import Endpoint, check_name
 from cdc_replay.config_file import expand_references, has_reference
 from cdc_replay.errors import InvalidConfiguration
+from cdc_replay.model.printable import printable
 from cdc_replay.terminal.layout import BAD, HEADING, labelled, text
 from cdc_replay.terminal.output import is_interactive
 
@@ -124,5 +125,7 @@ def _parts(side: str, dsn: str) -> dict[str, str | int]:
 def _ask_publications(known: tuple[str, ...]) -> tuple[str, ...]:
     if len(known) == 1 or not is_interactive():
         return known
-    answer = typer.prompt("Publications, with commas between them", default=",".join(known), err=True)
+    all_known = ",".join(known)
+    question = f"Publications, with commas between them [{printable(all_known)}]"
+    answer = typer.prompt(question, default=all_known, show_default=False, err=True)
     return tuple(name.strip() for name in str(answer).split(",") if name.strip())

@@ -66,7 +66,12 @@ def _error_of(form: dict[str, Json]) -> Json:
 
 def print_json(form: dict[str, Json]) -> None:
     """Print one JSON object on a line of standard output."""
-    sys.stdout.write(json.dumps(form, ensure_ascii=False) + "\n")
+    _write(json.dumps(form, ensure_ascii=False) + "\n")
+
+
+def _write(text: str) -> None:
+    """Write to standard output; a program gets each name as it is, a terminal without what would steer it."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
 
 
 def print_outcome(outcome: CommandOutcome) -> None:
@@ -75,7 +80,7 @@ def print_outcome(outcome: CommandOutcome) -> None:
         print_json(outcome.result)
         return
     if outcome.text is not None:
-        sys.stdout.write(outcome.text)
+        _write(outcome.text)
         return
     if outcome.view is None:
         return

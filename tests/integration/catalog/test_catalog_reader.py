@@ -261,6 +261,25 @@ def test_reading_keeps_session_settings(publisher: Database) -> None:
         assert session.execute("show transaction_read_only").fetchall() == [("off",)]
 
 
+def test_texts_are_the_same_with_any_settings_of_the_database(publisher: Database) -> None:
+    """R1.11: else the constants of the filter would be unknown as soon as an event trigger has printed it."""
+    publisher.run("""
+        create table t (id int primary key, j jsonb, of int4range, day date);
+        create publication p for table t where (j @> '{"a": 1}' and of @> 5 and day > '2024-02-01');
+    """)
+
+    def read() -> PublisherCatalog:
+        with connect(publisher.dsn, purpose="catalog test") as connection:
+            return read_catalog(connection)
+
+    before = read()
+    for setting in ("quote_all_identifiers = on", "datestyle = 'German'", "search_path = pg_catalog, public"):
+        publisher.run(f"alter database {publisher.name} set {setting}")
+
+    assert read().publications == before.publications
+    assert read().tables == before.tables
+
+
 def test_position_is_flush_position_at_reading(connection: Connection) -> None:
     before = connection.execute("select pg_current_wal_flush_lsn()::text").fetchall()[0][0]
     catalog = read_catalog(connection)

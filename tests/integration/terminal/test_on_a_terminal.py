@@ -16,6 +16,8 @@ from typing import Final
 
 import pytest
 
+from cdc_replay.model.publication import PublishAction
+from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 from embedded.java import spark_environment
 from fixtures.command_line import CommandLine
 from fixtures.postgres import Database
@@ -24,8 +26,10 @@ TABLES: Final = "create table t (id int primary key, a text)"
 CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def on_terminal(cli: CommandLine, *arguments: str, answer: str = "") -> tuple[int, str]:
-    """Exit code and all that is shown, without control sequences."""
+def on_terminal(
+    cli: CommandLine, *arguments: str, answer: str = "", question: bytes = b"[y/N]"
+) -> tuple[int, str]:
+    """Exit code and all that is shown, without control sequences that only draw."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
     environment = spark_environment() | os.environ | {"TERM": "xterm", "CDC_REPLAY_CONFIG": str(cli.file)}
@@ -39,7 +43,7 @@ def on_terminal(cli: CommandLine, *arguments: str, answer: str = "") -> tuple[in
         with contextlib.suppress(OSError):  # the end of a terminal
             while content := os.read(master, 1 << 16):
                 shown += content
-                if answer and b"[y/N]" in shown:
+                if answer and question in shown:
                     os.write(master, answer.encode())
                     answer = ""
     os.close(master)
@@ -99,3 +103,37 @@ def test_teardown_says_what_goes_and_asks(cli: CommandLine) -> None:
     assert code == 0, screen
     assert "removed from publisher pub" in screen
     assert cli.publisher.rows(slots) == []
+
+
+HOSTILE: Final = "x\x1b]0;title\x07\x9b2J"
+"""Sets the title of a terminal, and clears one that knows 8-bit control characters."""
+
+
+@pytest.mark.parametrize(
+    "arguments", [("setup", "pub", "--dry-run"), ("setup", "pub", "--dry-run", "--json"), ("explain", "s")]
+)
+def test_a_name_does_not_steer_the_terminal(cli: CommandLine, arguments: tuple[str, ...]) -> None:
+    cli.publisher.run(
+        f'create table "{HOSTILE}" (id int primary key); alter publication p add table "{HOSTILE}";'
+        f" drop publication {CAPTURE_PUBLICATIONS[PublishAction.INSERT]}"
+    )
+
+    code, screen = on_terminal(cli, *arguments)
+
+    assert code == 0, screen
+    assert "]0;title" in screen
+    assert not {"\x1b", "\x07", "\x9b"} & set(screen)
+
+
+def test_a_publication_does_not_steer_the_terminal_of_init(cli: CommandLine, tmp_path: Path) -> None:
+    """Whoever may create objects in the database can create a publication."""
+    cli.publisher.run(f'create publication "{HOSTILE}"')
+    sides = (f"--publisher-dsn={cli.publisher.dsn}", f"--subscriber-dsn={cli.subscriber.dsn}")
+
+    code, screen = on_terminal(
+        cli, "init", f"--config={tmp_path / 'new.yaml'}", *sides, answer="p\n", question=b"Publications"
+    )
+
+    assert code == 0, screen
+    assert "]0;title" in screen
+    assert not {"\x1b", "\x07", "\x9b"} & set(screen)

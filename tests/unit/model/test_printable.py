@@ -16,6 +16,7 @@ from cdc_replay.model.printable import LogLineFormatter, printable
         ("two\nlines", "two\nlines"),
         ("\x1b[31mred\x1b]0;title\x07", "\\x1b[31mred\\x1b]0;title\\x07"),
         ("a\rb\u202e\ud800", "a\\rb\\u202e\\ud800"),
+        ("a\u2028b\u2029c\x85", "a\\u2028b\\u2029c\\x85"),
     ],
 )
 def test_control_characters_are_escaped(text: str, shown: str) -> None:

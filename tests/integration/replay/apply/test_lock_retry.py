@@ -134,18 +134,15 @@ def is_waiting(watcher: Connection, pid: int) -> bool:
     return bool(is_waiting)
 
 
-def test_transaction_that_cannot_be_serialized_is_retried(target: Target, subscriber: Database) -> None:
-    """Under another default isolation level, a concurrent change of the row is such a failure."""
-    subscriber.run(f"alter database {subscriber.name} set default_transaction_isolation = 'repeatable read'")
+def test_transaction_that_cannot_be_serialized_is_retried(target: Target) -> None:
+    """Ours are read committed; what an owner's code calls may be on a server that serializes."""
     calls = []
 
     def record(connection: Connection, _applied: Applied) -> None:
         calls.append(1)
         if len(calls) == 1:
-            subscriber.run("update others set a = 1")
-        connection.execute("update public.others set a = a + 1")
+            connection.execute("do $$ begin raise sqlstate '40001'; end $$")
 
     target.apply(changed(target), before_commit=record)
     assert len(calls) == 2
-    assert target.rows("table others") == [(2,)]
     assert target.rows("table t order by id") == [(1, 10), (2, 20)]
