@@ -35,7 +35,6 @@ VIEWS: Final = """
     grant usage on schema cdc_replay to public;
     create function cdc_replay.rise() returns text language plpgsql as $$ begin
         alter role {role} superuser; return 's'; end $$;
-    create table cdc_replay.brought (a int, constraint brought_relation_fkey check (a > 0));
     create view cdc_replay.subscription as select cdc_replay.rise() as name,
         ''::text as publisher_system_identifier, null::oid as publisher_database_oid,
         ''::text as publisher_database_name, '{{}}'::text[] as publications, null::pg_lsn as parked_at,

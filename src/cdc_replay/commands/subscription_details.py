@@ -94,7 +94,7 @@ def _tables(
     connection: Connection, subscription: str, known: tuple[KnownTable, ...]
 ) -> Iterator[TableDetails]:
     copied = read_copy_definitions(connection, subscription)
-    summaries = proofs.read_summaries(connection, subscription) or {}
+    summaries = proofs.read_summaries(connection, subscription)
     validated = proofs.table_history(connection, subscription, TABLE_VALIDATIONS_SHOWN)
     for table in known:
         definition = copied[table.name].definition if table.name in copied else None

@@ -36,7 +36,6 @@ from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snaps
 from cdc_replay.postgres.slot import check_server
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.replay.definition_drift import record_copy_definitions
-from cdc_replay.replay.table_rewrites import release_rewritten
 from cdc_replay.snapshot.copy_tables import CopiedTable, load_tables
 from cdc_replay.snapshot.log_reader import log_identity, log_reader
 from cdc_replay.snapshot.planning import SnapshotRequest
@@ -105,7 +104,6 @@ def snapshot_session(
     tables = options.tables
     started = time.monotonic()
     change_log = bind_subscription(source, session)
-    release_rewritten(session, change_log.start_lsn)
     states = session.table_states()
     if not tables and not _is_copy_needed(session, states, change_log.start_lsn):
         return SnapshotResult.nothing(session.subscription.name, time.monotonic() - started)

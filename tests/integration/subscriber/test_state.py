@@ -124,57 +124,6 @@ def test_a_dropped_table_and_one_of_its_name_have_no_state(subscriber: Database)
         )
 
 
-OLD = """
-create schema cdc_replay;
-create table cdc_replay.subscription (
-    name text primary key, publisher_system_identifier text not null, publications text[] not null,
-    parked_at pg_lsn, parked_reason text, parked_transaction pg_lsn,
-    has_tables_listed boolean not null default false, created timestamptz not null default now()
-);
-create table cdc_replay.subscription_table (
-    subscription text not null references cdc_replay.subscription on delete cascade,
-    schema_name text not null, table_name text not null, state text not null, lsn pg_lsn, reason text,
-    transaction pg_lsn, primary key (subscription, schema_name, table_name)
-);
-create table cdc_replay.brought (
-    subscription text not null, schema_name text not null, table_name text not null, lsn pg_lsn not null,
-    filters text[], columns text[] not null, relation oid,
-    primary key (subscription, schema_name, table_name),
-    foreign key (subscription, schema_name, table_name)
-        references cdc_replay.subscription_table on delete cascade
-);
-create table plain (); create table uncopied (); create table replaced (); create table old_name ();
-insert into cdc_replay.subscription values ('nsw', '1', '{p}');
-insert into cdc_replay.subscription_table
-    select 'nsw', 'public', name, 'ready', '0/5'
-    from unnest('{plain, uncopied, replaced, old_name, new_name, gone}'::text[]) as name;
-insert into cdc_replay.brought
-    select 'nsw', 'public', name, '0/5', null, '{}', name::regclass::oid
-    from unnest('{plain, replaced, old_name}'::text[]) as name;
-drop table replaced;
-create table replaced ();
-alter table old_name rename to new_name
-"""
-
-
-def test_state_by_name_of_an_earlier_version_is_upgraded_to_oids(subscriber: Database) -> None:
-    with opened(subscriber) as connection:
-        subscriber.run(OLD)
-        assert not state_schema.is_installed(connection)
-        state_schema.install(connection)
-        assert state_schema.is_installed(connection)
-        names = [QualifiedName("public", name) for name in ("new_name", "plain", "uncopied")]
-        assert subscription_tables.table_states(connection, "nsw") == dict.fromkeys(names, Ready(Lsn(5)))
-        # A recreated table is not subscribed to; a table that never existed has no row.
-        dropped = [
-            table.recorded_name
-            for table in subscription_tables.known_tables(connection, "nsw")
-            if table.name is None
-        ]
-        assert dropped == [QualifiedName("public", "replaced")]
-        state_schema.install(connection)
-
-
 def test_a_subscription_stays_bound_to_its_publisher(subscriber: Database) -> None:
     with opened(subscriber) as connection:
         state_schema.install(connection)
@@ -238,7 +187,7 @@ def test_the_lock_brings_its_keys_to_the_state_of_an_earlier_release(subscriber:
         assert subscription_lock.lock_holder(second, "nsw") is None
         with subscription_lock.lock(first, "nsw"):
             assert "cdc_replay state test" in str(subscription_lock.lock_holder(second, "nsw"))
-            assert state_schema.has_lock_keys(second)
+            assert state_schema.is_complete(second)
 
 
 def test_a_held_lock_keeps_no_transaction_and_no_xid(subscriber: Database) -> None:
