@@ -24,14 +24,11 @@ TABLE_VALIDATIONS_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class ParkedObject(Result):
-    """A parked subscription (`table` is None) or table, and the transaction that it is parked before.
-
-    Without a transaction only a copy helps.
-    """
+    """A parked subscription (`table` is None) or table, and the transaction that it is parked before."""
 
     table: str | None
     position: Lsn
-    transaction: Lsn | None
+    transaction: Lsn
     reason: str
 
 
@@ -131,7 +128,7 @@ def _parked(
     connection: Connection, subscription: str, known: tuple[KnownTable, ...]
 ) -> Iterator[ParkedObject]:
     record = subscription_records.subscription_record(connection, subscription)
-    if record is not None and record.parked_at is not None:
+    if record is not None and record.parked_at is not None and record.parked_transaction is not None:
         yield ParkedObject(None, record.parked_at, record.parked_transaction, record.parked_reason or "")
     for table in known:
         if isinstance(table.state, Parked):

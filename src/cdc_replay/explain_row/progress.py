@@ -67,7 +67,7 @@ class Progress:
 
     def _is_parked_before(self, commit_lsn: Lsn) -> bool:
         if isinstance(self.state, Parked):
-            return self.state.transaction is None or commit_lsn >= self.state.transaction
+            return commit_lsn >= self.state.transaction
         return self.parked_transaction is not None and commit_lsn >= self.parked_transaction
 
     def conflict_kinds(self, commit_lsn: Lsn) -> tuple[str, ...]:

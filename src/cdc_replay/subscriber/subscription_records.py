@@ -35,9 +35,9 @@ _SET_DATABASE: Final = """
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRecord:
-    """A subscription's record; `parked_at` and `parked_reason` are set together.
+    """A subscription's record; `parked_at`, `parked_reason` and `parked_transaction` are set together.
 
-    `parked_transaction` is the commit LSN of the transaction that the subscriber refuses, if there is one.
+    `parked_transaction` is the commit LSN of the transaction that the subscriber refuses.
     """
 
     name: str
@@ -140,9 +140,7 @@ def subscription_record(connection: Connection, subscription: str) -> Subscripti
     )
 
 
-def park(
-    connection: Connection, subscription: str, at: Lsn, reason: str, transaction: Lsn | None = None
-) -> None:
+def park(connection: Connection, subscription: str, at: Lsn, reason: str, transaction: Lsn) -> None:
     """Park the subscription (PostgreSQL: disable) at position `at`, which replay could not pass.
 
     `transaction` is the commit LSN of the refused transaction, which replay retries.
@@ -150,7 +148,7 @@ def park(
     connection.execute(
         "update cdc_replay.subscription set parked_at = %s, parked_reason = %s, parked_transaction = %s"
         " where name = %s",
-        (str(at), reason, None if transaction is None else str(transaction), subscription),
+        (str(at), reason, str(transaction), subscription),
     )
 
 

@@ -177,7 +177,7 @@ def test_changes_that_the_slowest_subscription_needs_stay(history: History) -> N
     ("make", "expected"),
     [
         (lambda at: (Copying(at[1]), Ready(at[3])), [1, 2, 3]),
-        (lambda at: (Parked(at[3], "its reason"),), [3]),
+        (lambda at: (Parked(at[3], "its reason", at[4]),), [3]),
         (lambda at: (Pending(), Ready(at[3])), [3]),
         (lambda _: (Pending(),), []),
         (lambda _: (), []),

@@ -40,13 +40,14 @@ def oid(connection: Connection, table: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "stored", [Pending(), Copying(Lsn(5)), Ready(Lsn(0xFFFFFFFFFFFFFFFF)), Parked(Lsn(7), "no such table")]
+    "stored",
+    [Pending(), Copying(Lsn(5)), Ready(Lsn(0xFFFFFFFFFFFFFFFF)), Parked(Lsn(7), "no such table", Lsn(9))],
 )
 def test_table_states_are_read_as_they_were_stored(subscriber: Database, stored: TableState) -> None:
     with opened(subscriber, WEIRD) as connection:
         state_schema.install(connection)
         subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
-        subscription_tables.set_table_state(connection, "nsw", WEIRD, Parked(Lsn(1), "before"))
+        subscription_tables.set_table_state(connection, "nsw", WEIRD, Parked(Lsn(1), "before", Lsn(2)))
         subscription_tables.set_table_state(connection, "nsw", WEIRD, stored)
         assert subscription_tables.table_states(connection, "nsw") == {WEIRD: stored}
         assert subscription_tables.table_states(connection, "other") == {}
@@ -140,10 +141,11 @@ def test_parking_keeps_position_and_reason(subscriber: Database) -> None:
     with opened(subscriber) as connection:
         state_schema.install(connection)
         subscription_records.bind_subscription(connection, "nsw", "7", ["p1"])
-        subscription_records.park(connection, "nsw", Lsn.parse("A/B"), "duplicate key")
+        subscription_records.park(connection, "nsw", Lsn.parse("A/B"), "duplicate key", Lsn.parse("A/C"))
         record = subscription_records.subscription_record(connection, "nsw")
         assert record is not None
         assert (record.parked_at, record.parked_reason) == (Lsn.parse("A/B"), "duplicate key")
+        assert record.parked_transaction == Lsn.parse("A/C")
         subscription_records.unpark(connection, "nsw")
         record = subscription_records.subscription_record(connection, "nsw")
         assert record is not None
