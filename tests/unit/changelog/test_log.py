@@ -265,14 +265,6 @@ def test_a_failed_write_leaves_nothing_that_readers_see(log: ChangeLog, uri: str
     assert list(Path(uri, "changes").glob("*.parquet")) == []
 
 
-@pytest.mark.usefixtures("log")
-def test_removing_a_log_leaves_other_files_of_its_folder(uri: str) -> None:
-    Path(uri, "notes.txt").write_text("mine")
-    assert ChangeLog.remove(uri)
-    assert not ChangeLog.remove(uri)
-    assert [path.name for path in Path(uri).iterdir()] == ["notes.txt"]
-
-
 def test_prepared_transactions_are_stored_until_they_are_deleted(log: ChangeLog, uri: str) -> None:
     """R9.8: keyed by xid and the end of the prepare record; storing one again changes nothing."""
     key = PreparedKey(7, Lsn(110))
