@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -52,8 +51,6 @@ from cdc_replay.subscriber.session import (
     release_subscription_lock,
     snapshot_lock,
 )
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 from psycopg.errors import UndefinedTable
@@ -45,7 +44,6 @@ class SubscriptionRecord:
     publications: tuple[str, ...]
     parked_at: Lsn | None
     parked_reason: str | None
-    created: datetime
     parked_transaction: Lsn | None = None
     publisher_database: Database | None = None
     """None if a log of an earlier release has not been captured to since."""
@@ -120,21 +118,20 @@ def subscription_record(connection: Connection, subscription: str) -> Subscripti
     if not is_installed(connection):
         return None
     row = connection.execute(
-        "select name, publisher_system_identifier, publications, parked_at::text, parked_reason, created,"
+        "select name, publisher_system_identifier, publications, parked_at::text, parked_reason,"
         " parked_transaction::text, publisher_database_oid, publisher_database_name"
         " from cdc_replay.subscription where name = %s",
         (subscription,),
     ).fetchone()
     if row is None:
         return None
-    name, system_identifier, publications, parked_at, parked_reason, created, transaction, *database = row
+    name, system_identifier, publications, parked_at, parked_reason, transaction, *database = row
     return SubscriptionRecord(
         name,
         system_identifier,
         tuple(publications),
         None if parked_at is None else Lsn.parse(parked_at),
         parked_reason,
-        created,
         None if transaction is None else Lsn.parse(transaction),
         None if database[0] is None else Database(*database),
     )

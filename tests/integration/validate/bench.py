@@ -19,7 +19,7 @@ from cdc_replay.subscriber import state_schema, subscription_records, subscripti
 from cdc_replay.subscriber.target_tables import read_target_tables
 from cdc_replay.validate.report_context import ReportContext
 from cdc_replay.validate.run import ValidationRequest, validate_subscription
-from cdc_replay.validate.selection import Selection
+from cdc_replay.validate.selection import ChosenTable, Selection
 from cdc_replay.validate.verdict import Verdict
 from fixtures.postgres import Database
 
@@ -101,7 +101,7 @@ class Bench:
             ValidationRequest(
                 subscription,
                 fence,
-                Selection.of_all(tables),
+                Selection(tuple(map(ChosenTable, tables))),
                 self.context_root,
                 context,
                 with_values=self.with_values,
