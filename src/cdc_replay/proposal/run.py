@@ -157,14 +157,12 @@ def _result(request: PlanRequest, definitions: Definitions, log_range: _LogRange
 
 def _refused(definitions: Definitions, publications: Sequence[str]) -> ProposalRefused | None:
     """A statement that fails, or publications that cannot be decoded together (R1.36)."""
-    if (refusal := definitions.refusal) is not None:
-        return ProposalRefused(refusal.message, refusal.line, refusal.detail, refusal.hint, refusal.rule)
     if definitions.proposed is not None:
         try:
             check_publications(definitions.proposed, publications)
         except PublicationRefused as error:
             return ProposalRefused(error.message, None, error.detail, error.hint, error.rule)
-    return None
+    return definitions.refusal
 
 
 def _failing_error(failing: Sequence[FailingStatement]) -> str | None:
