@@ -52,8 +52,8 @@ _INSTALL: Final = (
         parked_transaction pg_lsn,
         has_tables_listed boolean not null default false,
         created timestamptz not null default pg_catalog.now(),
-        publisher_database_oid oid,
-        publisher_database_name text,
+        publisher_database_oid oid not null,
+        publisher_database_name text not null,
         null_accepted_at pg_lsn,
         check ((parked_at is null) = (parked_reason is null))
     )

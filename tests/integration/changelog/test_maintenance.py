@@ -89,7 +89,9 @@ class History:
         with database.connect() as connection:
             state_schema.install(connection)
             identifier = system_identifier or self.log.header.system_identifier
-            subscription_records.bind_subscription(connection, name, identifier, ["p"])
+            subscription_records.bind_subscription(
+                connection, name, identifier, ["p"], self.log.header.database
+            )
             for index, state in enumerate(states):
                 database.run(f"create table t{index} ()")
                 subscription_tables.set_table_state(

@@ -165,7 +165,9 @@ def planted(
     header = ChangeLog.open(str(made.log)).header
     with made.subscriber_session() as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", header.system_identifier, ["p"])
+        subscription_records.bind_subscription(
+            connection, "nsw", header.system_identifier, ["p"], header.database
+        )
     made.set_table(Ready(made.capture()))
     assert made.look() == []
     assert webhook_sink.posts == []

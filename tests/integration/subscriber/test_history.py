@@ -12,7 +12,7 @@ from cdc_replay.model.results import ReplayResult
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.subscriber import history, proofs, state_schema, subscription_records
 from cdc_replay.subscriber.history import TimeRange
-from fixtures.postgres import Database
+from fixtures.postgres import ANY_DATABASE, Database
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def connection(subscriber: Database) -> Iterator[Connection]:
     with connect(subscriber.dsn, purpose="history test") as connection:
         state_schema.install(connection)
         for name in ("nsw", "act"):
-            subscription_records.bind_subscription(connection, name, "1", ["p"])
+            subscription_records.bind_subscription(connection, name, "1", ["p"], ANY_DATABASE)
         yield connection
 
 

@@ -20,7 +20,7 @@ from cdc_replay.subscriber import (
     subscription_tables,
 )
 from cdc_replay.subscriber.proofs import TableSeen
-from fixtures.postgres import Database
+from fixtures.postgres import ANY_DATABASE, Database
 
 T, U = QualifiedName("public", "t"), QualifiedName("public", "u")
 NOW = dt.datetime.now(dt.UTC)
@@ -31,7 +31,7 @@ def connection(subscriber: Database) -> Iterator[Connection]:
     subscriber.run("create table t (id int); create table u (id int)")
     with connect(subscriber.dsn, purpose="proof test") as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"], ANY_DATABASE)
         for name in (T, U):
             subscription_tables.set_table_state(connection, "nsw", name, Ready(Lsn(1)))
         yield connection

@@ -20,7 +20,7 @@ from cdc_replay.subscriber import (
     subscription_records,
     subscription_tables,
 )
-from fixtures.postgres import Database
+from fixtures.postgres import ANY_DATABASE, Database
 
 WEIRD = QualifiedName('We"ird', "or; der's")
 
@@ -46,7 +46,7 @@ def oid(connection: Connection, table: str) -> int:
 def test_table_states_are_read_as_they_were_stored(subscriber: Database, stored: TableState) -> None:
     with opened(subscriber, WEIRD) as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"], ANY_DATABASE)
         subscription_tables.set_table_state(connection, "nsw", WEIRD, Parked(Lsn(1), "before", Lsn(2)))
         subscription_tables.set_table_state(connection, "nsw", WEIRD, stored)
         assert subscription_tables.table_states(connection, "nsw") == {WEIRD: stored}
@@ -68,7 +68,7 @@ def test_all_tables_advance_together(subscriber: Database) -> None:
     names = [QualifiedName("public", f"t{number}") for number in range(3)]
     with opened(subscriber, *names) as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"], ANY_DATABASE)
         for name in names:
             subscription_tables.set_table_state(connection, "nsw", name, Ready(Lsn(1)))
         relations = [table.relation for table in subscription_tables.known_tables(connection, "nsw")]
@@ -81,7 +81,7 @@ def test_a_renamed_table_keeps_its_state(subscriber: Database) -> None:
     first, second = QualifiedName("public", "one"), QualifiedName("public", "other")
     with opened(subscriber, first, second) as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"], ANY_DATABASE)
         subscription_tables.set_table_state(connection, "nsw", first, Ready(Lsn(1)))
         subscription_tables.set_table_state(connection, "nsw", second, Ready(Lsn(2)))
         subscriber.run("alter table one rename to aside; alter table other rename to one")
@@ -110,7 +110,7 @@ def test_a_renamed_table_keeps_its_state(subscriber: Database) -> None:
 def test_a_dropped_table_and_one_of_its_name_have_no_state(subscriber: Database) -> None:
     with opened(subscriber, WEIRD) as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"], ANY_DATABASE)
         subscription_tables.set_table_state(connection, "nsw", WEIRD, Ready(Lsn(1)))
         table = sql.Identifier(WEIRD.schema, WEIRD.name)
         connection.execute(sql.SQL("drop table {}").format(table))
@@ -128,19 +128,19 @@ def test_a_dropped_table_and_one_of_its_name_have_no_state(subscriber: Database)
 def test_a_subscription_stays_bound_to_its_publisher(subscriber: Database) -> None:
     with opened(subscriber) as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"])
-        subscription_records.bind_subscription(connection, "nsw", "7", ["p2", "p1"])
+        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"], ANY_DATABASE)
+        subscription_records.bind_subscription(connection, "nsw", "7", ["p2", "p1"], ANY_DATABASE)
         record = subscription_records.subscription_record(connection, "nsw")
         assert record is not None
         assert record.publications == ("p2", "p1")
         with pytest.raises(SubscriberNotReady, match="belongs to another publisher"):
-            subscription_records.bind_subscription(connection, "nsw", "8", ["p1"])
+            subscription_records.bind_subscription(connection, "nsw", "8", ["p1"], ANY_DATABASE)
 
 
 def test_parking_keeps_position_and_reason(subscriber: Database) -> None:
     with opened(subscriber) as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"])
+        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"], ANY_DATABASE)
         subscription_records.park(connection, "nsw", Lsn.parse("A/B"), "duplicate key", Lsn.parse("A/C"))
         record = subscription_records.subscription_record(connection, "nsw")
         assert record is not None
@@ -155,7 +155,7 @@ def test_parking_keeps_position_and_reason(subscriber: Database) -> None:
 def test_the_last_result_is_the_newest_and_old_ones_are_deleted(subscriber: Database) -> None:
     with opened(subscriber) as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"])
+        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"], ANY_DATABASE)
         recorded_results.record_result(connection, "nsw", "validate", {"ok": True})
         for index in range(recorded_results.RESULTS_KEPT + 5):
             recorded_results.record_result(
@@ -240,7 +240,7 @@ def test_the_schema_is_dropped_with_the_last_subscription(subscriber: Database) 
     with opened(subscriber, WEIRD) as connection:
         state_schema.install(connection)
         for name in ("a", "b"):
-            subscription_records.bind_subscription(connection, name, "7", ["p1"])
+            subscription_records.bind_subscription(connection, name, "7", ["p1"], ANY_DATABASE)
             subscription_tables.set_table_state(connection, name, WEIRD, Pending())
             recorded_results.record_result(connection, name, "replay", {})
         subscription_records.remove_subscription(connection, "a")

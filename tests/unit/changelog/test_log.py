@@ -15,6 +15,7 @@ from cdc_replay.changelog.metadata_tables import CatalogRow
 from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import LOG_SCHEMA, read_row_group
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogMissing
+from cdc_replay.model.database import Database
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import (
     QualifiedName,
@@ -24,7 +25,7 @@ from cdc_replay.model.relation import (
     ReplicaIdentity,
 )
 
-HEADER = LogHeader("7000000000000000001", 1, "slot", Lsn(100))
+HEADER = LogHeader("7000000000000000001", 1, "slot", Lsn(100), Database(5, "shop"))
 EVERYTHING = Window(Lsn(0), Lsn(2**62))
 
 

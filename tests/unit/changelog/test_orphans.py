@@ -16,10 +16,11 @@ from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import LOG_SCHEMA
 from cdc_replay.changelog.storage import PARTIAL
 from cdc_replay.errors import ChangeLogConflict
+from cdc_replay.model.database import Database
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName, Relation, RelationId, ReplicaIdentity
 
-HEADER = LogHeader("7000000000000000001", 1, "slot", Lsn(0x100))
+HEADER = LogHeader("7000000000000000001", 1, "slot", Lsn(0x100), Database(5, "shop"))
 SHAPE = Relation(RelationId(1), 1, QualifiedName("s", "t"), ReplicaIdentity.DEFAULT, ())
 
 
