@@ -378,7 +378,8 @@ def test_table_that_is_not_at_the_fence_is_an_error_and_not_a_difference(orders:
 
     table = only_table(verdict)
     assert not verdict.success
-    assert table.error == f"the table is not at the fence {verdict.lsn}: parked at 0/10: insert_exists"
+    state = "parked at 0/10, before transaction 0/18: insert_exists"
+    assert table.error == f"the table is not at the fence {verdict.lsn}: {state}"
     assert table.differences == ()
     assert "parked at 0/10" in verdict.report.read_text()
 
