@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+import psycopg
 
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.capture.setup import SetupRequest
 from cdc_replay.config import Config
-from cdc_replay.errors import InvalidConfiguration
+from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.model.progress import Report, unreported
 from cdc_replay.snapshot.refresh import RefreshRequest
 from cdc_replay.snapshot.run import SnapshotOptions
 from cdc_replay.subscriber.session import SubscriptionSession, open_session
+
+logger = logging.getLogger(__name__)
 
 
 def capture_source(config: Config, publisher: str, report: Report = unreported) -> CaptureSource:
@@ -74,6 +79,22 @@ def open_subscription(
         configured.subscription, dsn, purpose, writes=writes, installs=installs, report=report
     ) as session:
         yield session
+
+
+def open_subscriptions(
+    config: Config, names: Iterable[str], purpose: str, stack: contextlib.ExitStack, report: Report
+) -> tuple[list[SubscriptionSession], dict[str, Exception]]:
+    """Sessions, which `stack` closes, and by name why the other subscriptions could not be opened."""
+    sessions: list[SubscriptionSession] = []
+    failures: dict[str, Exception] = {}
+    for name in names:
+        try:
+            session = open_subscription(config, name, purpose, report=report)
+            sessions.append(stack.enter_context(session))
+        except (CdcReplayError, psycopg.Error) as error:
+            logger.info("subscription %s is left out: %s", name, error)
+            failures[name] = error
+    return sessions, failures
 
 
 def snapshot_options(config: Config, subscription: str) -> SnapshotOptions:

@@ -15,7 +15,7 @@ from cdc_replay.subscriber.subscription_records import bind_subscription
 from cdc_replay.subscriber.subscription_tables import set_table_state
 from embedded.postgres import Cluster
 from fixtures.airflow import RunInAirflow
-from fixtures.postgres import Database, create_database, drop_database
+from fixtures.postgres import ANY_DATABASE, Database, create_database, drop_database
 
 CONFIGURATION = """
 publishers:
@@ -105,8 +105,8 @@ def databases(publisher_cluster: Cluster, subscriber_cluster: Cluster) -> Any:  
     subscriber.run("alter table items rename to articles")
     with subscriber.connect() as connection:
         install(connection)
-        bind_subscription(connection, "nsw", "1", ["nsw"])
-        bind_subscription(connection, "all", "1", ["everything"])
+        bind_subscription(connection, "nsw", "1", ["nsw"], ANY_DATABASE)
+        bind_subscription(connection, "all", "1", ["everything"], ANY_DATABASE)
         for name, table in (("nsw", "orders"), ("all", "orders"), ("all", "articles")):
             set_table_state(connection, name, QualifiedName("public", table), Ready(Lsn(16)))
         connection.execute(

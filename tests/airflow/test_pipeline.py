@@ -283,13 +283,15 @@ def test_a_parked_subscription_is_told_once_and_when_it_is_resumed(pipeline: Pip
     with connect(pipeline.nsw.dsn, purpose="test") as connection:
         query = "select min(lsn)::text from cdc_replay.subscription_table"
         ((applied,),) = connection.execute(query).fetchall()
-        subscription_records.park(connection, "nsw", Lsn.parse(applied), "secret of a row")
+        at = Lsn.parse(applied)
+        transaction = Lsn(at.value + 8)
+        subscription_records.park(connection, "nsw", at, "secret of a row", transaction)
     for _ in range(2):
         pipeline.succeed("watch__shop")
     assert told_of(pipeline, subject)[of_subject:] == [("raised", subject, "parked")]
     body = "\n".join(map(pipeline.smtp.body, range(len(pipeline.smtp.mails))))
-    assert "CRITICAL: subscription nsw: is parked: nothing is applied" in body
-    assert f"LSN    {applied}" in body
+    assert f"CRITICAL: subscription nsw: is parked, before transaction {transaction}: nothing" in body
+    assert f"LSN    {transaction}" in body
     assert f"link   {pipeline.airflow.url}/plugin/cdc-replay" in body
     assert "secret of a row" not in body
 

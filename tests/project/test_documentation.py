@@ -23,6 +23,7 @@ from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.segment import LOG_SCHEMA
 from cdc_replay.failpoints import FAILPOINTS
+from cdc_replay.model.database import Database
 from cdc_replay.model.frames import CHANGES, LOG, NET, ROUTED, Frame
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName, Relation, RelationColumn, RelationId, ReplicaIdentity
@@ -259,7 +260,7 @@ MESSAGE: Final = b"I\x00\x00\x40\x05N\x00\x02t\x00\x00\x00\x0212n"
 def shop_log(tmp_path: Path) -> Path:
     """A log with one INSERT of (12, NULL), where the page says that it is."""
     folder = tmp_path / "var" / "change_log" / "shop"
-    log = ChangeLog.create(str(folder), LogHeader("1", 1, "cdc_replay_shop", Lsn(100)))
+    log = ChangeLog.create(str(folder), LogHeader("1", 1, "cdc_replay_shop", Lsn(100), Database(5, "shop")))
     columns = (RelationColumn("id", 23, -1, is_key=True), RelationColumn("t", 25, -1, is_key=False))
     name = QualifiedName("public", "orders")
     log.add_relations({7: Relation(RelationId(0x4005), 7, name, ReplicaIdentity.DEFAULT, columns)})

@@ -31,7 +31,7 @@ from cdc_replay.failpoints import VARIABLE
 from cdc_replay.model.lsn import Lsn
 from embedded.java import spark_environment
 from fixtures.native import wait_for
-from fixtures.postgres import Database
+from fixtures.postgres import ANY_DATABASE, Database
 
 NOBODY: Final = 65534
 READ_ALL: Final = """
@@ -85,7 +85,7 @@ def read_by_another_user(folder: Path) -> list[str]:
 
 def log_with_rows(folder: Path) -> ChangeLog:
     """Segments, a checkpoint, and a prepared transaction."""
-    log = ChangeLog.create(str(folder / "log"), LogHeader("1", 1, "slot", Lsn(100)))
+    log = ChangeLog.create(str(folder / "log"), LogHeader("1", 1, "slot", Lsn(100), ANY_DATABASE))
     for end in range(101, 204):
         log.commit(log.write([rows(end)]), Lsn(end))
     assert list((folder / "log" / "changes" / "_delta_log").glob("*.checkpoint.parquet"))

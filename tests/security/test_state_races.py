@@ -27,7 +27,7 @@ from cdc_replay.subscriber.subscription_records import (
     subscription_record,
 )
 from cdc_replay.subscriber.subscription_tables import known_tables, tables_are_listed
-from fixtures.postgres import Database
+from fixtures.postgres import ANY_DATABASE, Database
 from security.stranger import Stranger
 
 VIEWS: Final = """
@@ -35,7 +35,6 @@ VIEWS: Final = """
     grant usage on schema cdc_replay to public;
     create function cdc_replay.rise() returns text language plpgsql as $$ begin
         alter role {role} superuser; return 's'; end $$;
-    create table cdc_replay.brought (a int, constraint brought_relation_fkey check (a > 0));
     create view cdc_replay.subscription as select cdc_replay.rise() as name,
         ''::text as publisher_system_identifier, null::oid as publisher_database_oid,
         ''::text as publisher_database_name, '{{}}'::text[] as publications, null::pg_lsn as parked_at,
@@ -159,7 +158,7 @@ def test_a_schema_that_replaces_a_removed_one_is_not_written(subscriber: Databas
 
     with connect(subscriber.dsn, purpose="teardown s") as connection:
         state_schema.install(connection)
-        bind_subscription(connection, "s", "1", ["p"])
+        bind_subscription(connection, "s", "1", ["p"], ANY_DATABASE)
         act(connection, lambda query: "set transaction" in query, replace)
         with pytest.raises(SubscriberNotReady, match="controlled by another role"):
             remove_subscription(connection, "s")
@@ -170,7 +169,7 @@ def test_a_connection_that_has_dropped_the_schema_does_not_trust_the_next(
 ) -> None:
     with connect(subscriber.dsn, purpose="teardown s") as connection:
         state_schema.install(connection)
-        bind_subscription(connection, "s", "1", ["p"])
+        bind_subscription(connection, "s", "1", ["p"], ANY_DATABASE)
         remove_subscription(connection, "s")
         mallory.run(VIEWS.format(role=mallory.name))
         with pytest.raises(SubscriberNotReady, match="controlled by another role"):

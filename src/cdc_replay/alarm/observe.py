@@ -186,14 +186,12 @@ def _of_subscription(
 
 
 def _parked(subscription: SubscriptionStatus, subject: str) -> Iterator[Alarm]:
-    if subscription.parked is None:
-        return
     transaction = subscription.parked_transaction
+    if transaction is None:
+        return
     hint = way_out(subscription.subscription, "", transaction, _own_hint(subscription.error or ""))
-    position = transaction or subscription.applied_lsn
-    before = "" if transaction is None else f", before transaction {transaction}"
-    key = AlarmKey(subject, AlarmKind.PARKED.value)
-    yield Alarm(key, Severity.CRITICAL, f"is parked{before}: nothing is applied", hint, lsn=position)
+    text = f"is parked, before transaction {transaction}: nothing is applied"
+    yield Alarm(AlarmKey(subject, AlarmKind.PARKED.value), Severity.CRITICAL, text, hint, lsn=transaction)
 
 
 def _of_tables(
@@ -201,13 +199,12 @@ def _of_tables(
 ) -> Iterator[Alarm]:
     name = subscription.subscription
     for table in tables:
-        if table.sync is TableSync.PARKED:
+        transaction = table.parked_transaction
+        if transaction is not None:
             key = AlarmKey(subject, AlarmKind.PARKED.value, table.table)
-            transaction = table.parked_transaction
-            before = "" if transaction is None else f", before transaction {transaction}"
             hint = way_out(name, f" --table {table.table}", transaction, _own_hint(table.state))
-            text = f"table {table.table} is parked{before}"
-            yield Alarm(key, Severity.WARNING, text, hint, lsn=transaction or table.applied_lsn)
+            text = f"table {table.table} is parked, before transaction {transaction}"
+            yield Alarm(key, Severity.WARNING, text, hint, lsn=transaction)
         elif table.sync is TableSync.DROPPED:
             key = AlarmKey(subject, AlarmKind.TABLE_DROPPED.value, table.table)
             hint = f"Create it again, or run `cdc-replay refresh {name}`."

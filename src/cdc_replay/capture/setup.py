@@ -150,8 +150,8 @@ def setup_publisher(request: SetupRequest, *, dry_run: bool = False) -> SetupOut
     return SetupOutcome(statements, warnings, slot_created, log_created, from_lsn, has_triggers)
 
 
-def teardown_publisher(request: SetupRequest, *, remove_log: bool = False) -> tuple[str, ...]:
-    """Remove what `setup_publisher` created; returns what was removed. The log stays unless `remove_log`.
+def teardown_publisher(request: SetupRequest) -> tuple[str, ...]:
+    """Remove what `setup_publisher` created, except the log; returns what was removed.
 
     Raises:
         MissingPrivilege: if the role may not drop one of them; nothing is removed.
@@ -169,8 +169,6 @@ def teardown_publisher(request: SetupRequest, *, remove_log: bool = False) -> tu
         removed += [f"publication {name}" for name in drop_capture_publications(connection, request.slot)]
         failpoint("teardown.after_publications")
         removed += [f"event trigger {name}" for name in remove_event_triggers(connection, request.slot)]
-    if remove_log and ChangeLog.remove(request.change_log):
-        removed.append(f"change log {request.change_log}")
     return tuple(removed)
 
 

@@ -105,7 +105,7 @@ def check_header(connection: Connection, log: ChangeLog, slot: str) -> SystemIde
         )
         if server_value != log_value
     ]
-    if header.database is not None and header.database.oid != identity.database.oid:
+    if header.database.oid != identity.database.oid:
         differences.append(f"database {header.database}, not {identity.database}")
     if differences:
         raise ChangeLogMismatch(

@@ -297,7 +297,7 @@ def _column_names(attnums: Iterable[int] | None, names: _Names) -> tuple[str, ..
 
 
 def _column(row: CatalogRow) -> TableColumn:
-    _, attnum, name, type_oid, typmod, type_sql, collation_sql, generated, generation_sql, *tree = row
+    _, attnum, name, type_oid, typmod, type_sql, collation_sql, generated, generation_sql, tree = row
     return TableColumn(
         attnum=attnum,
         name=name,
@@ -307,8 +307,7 @@ def _column(row: CatalogRow) -> TableColumn:
         collation_sql=collation_sql,
         generated=Generated(generated),
         generation_sql=generation_sql,
-        # Rows of earlier releases' messages do not have it.
-        generation_tree=tree[0] if tree else None,
+        generation_tree=tree,
     )
 
 
@@ -348,11 +347,11 @@ def parse_memberships(
 ) -> dict[int, dict[RelationId, Membership]]:
     """Rows of `MEMBERSHIPS` by publication oid and table; those of unknown tables are skipped.
 
-    Rows of earlier releases' messages have no last column: none is an exception. A text is missing if it was
-    not asked for or could not be had, also if the table was dropped after the snapshot.
+    A text is missing if it was not asked for or could not be had, also if the table was dropped after the
+    snapshot.
     """
     memberships: dict[int, dict[RelationId, Membership]] = {}
-    for publication, relation, node_tree, text, attnums, *is_exception in rows:
+    for publication, relation, node_tree, text, attnums, is_exception in rows:
         if relation not in tables:
             continue
         names = {column.attnum: column.name for column in tables[relation].columns}
@@ -363,7 +362,7 @@ def parse_memberships(
             columns=None
             if attnums is None
             else frozenset(names[attnum] for attnum in attnums if attnum in names),
-            is_exception=any(is_exception),
+            is_exception=is_exception,
         )
     return memberships
 

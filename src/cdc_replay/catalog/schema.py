@@ -56,24 +56,16 @@ TableRow: TypeAlias = tuple[
 ]
 """Of `reader.TABLES`."""
 
-_EarlierColumnRow: TypeAlias = tuple[
-    Oid, Attnum, Name, Oid, Typmod, ShortText, ShortText | None, Attgenerated, Text | None
-]
-_ColumnRow: TypeAlias = tuple[
+ColumnRow: TypeAlias = tuple[
     Oid, Attnum, Name, Oid, Typmod, ShortText, ShortText | None, Attgenerated, Text | None, Text | None
 ]
-ColumnRow: TypeAlias = Annotated[_ColumnRow | _EarlierColumnRow, Field(union_mode="left_to_right")]
-"""Of `reader.COLUMNS`; earlier releases had no generation tree."""
+"""Of `reader.COLUMNS`."""
 
 PublicationRow: TypeAlias = tuple[Oid, Name, bool, bool, bool, bool, bool, bool, tuple[Name, ...], bool]
 """Of `reader.PUBLICATIONS`."""
 
-_EarlierMembershipRow: TypeAlias = tuple[Oid, Oid, Text | None, Text | None, Attnums | None]
-_MembershipRow: TypeAlias = tuple[Oid, Oid, Text | None, Text | None, Attnums | None, bool]
-MembershipRow: TypeAlias = Annotated[
-    _MembershipRow | _EarlierMembershipRow, Field(union_mode="left_to_right")
-]
-"""Of `reader.MEMBERSHIPS`; earlier releases had no exceptions."""
+MembershipRow: TypeAlias = tuple[Oid, Oid, Text | None, Text | None, Attnums | None, bool]
+"""Of `reader.MEMBERSHIPS`."""
 
 
 class _Strict(BaseModel):

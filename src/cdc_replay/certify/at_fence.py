@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Final, TypeAlias
 
-import psycopg
-
 from cdc_replay.capture.capture_to import ensure_captured
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.certify.native_side import NativeSubscriber
@@ -29,7 +27,7 @@ from cdc_replay.compare.fence import ComparisonFence, open_subscriber
 from cdc_replay.errors import NotConsistent, SubscriptionInUse
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import ZERO, Lsn
-from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.connection import open_snapshot
 from cdc_replay.replay.engine import replay_sessions
 from cdc_replay.subscriber.owners import Rights
 from cdc_replay.subscriber.session import SubscriptionSession
@@ -119,10 +117,5 @@ def _open(
     subscriber = stack.enter_context(
         open_subscriber(session.dsn, f"certify {name}", read_only=not has_tables_of_others)
     )
-    server: Connection = stack.enter_context(
-        contextlib.closing(connect(server_dsn, purpose=f"certify {name}"))
-    )
-    server.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-    server.read_only = True
-    server.autocommit = False
+    server = stack.enter_context(open_snapshot(server_dsn, purpose=f"certify {name}"))
     return ComparisonFence(fence_lsn, server, subscriber, table_states(subscriber, name))

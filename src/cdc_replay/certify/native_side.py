@@ -13,7 +13,6 @@ in `pg_subscription` in its private folder. No statement is logged there.
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +28,6 @@ from cdc_replay.errors import InvalidConfiguration, NativeSubscriptionFailed
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.subscription import OriginPolicy, Subscription
 from cdc_replay.postgres.connection import Connection, translated_errors
-
-logger = logging.getLogger(__name__)
 
 NAME: Final = "cdc_replay_certify"
 """Of the subscription, and of a publication on the throw-away server that lists its tables."""

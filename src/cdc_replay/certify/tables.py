@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import psycopg
-
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.certify.deviations import (
     TableFacts,
@@ -26,7 +24,7 @@ from cdc_replay.compare.table_pair import TablePair
 from cdc_replay.model.certificate import CertifiedTable, Deviation
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.connection import Connection, open_snapshot
 from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables, read_only_tables
 from cdc_replay.publication.resolve import SyncedTable, synced_tables, why_not_mirrored
 from cdc_replay.replay.definition_drift import definition_drifts, definition_of
@@ -166,11 +164,7 @@ def _rows_on_sides(
 @contextlib.contextmanager
 def _publisher(dsn: str, subscription: str) -> Iterator[Connection]:
     """A read-only transaction that executes nothing of a table's owner, as for a copy."""
-    with contextlib.closing(connect(dsn, purpose=f"certify {subscription}")) as connection:
-        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        connection.read_only = True
-        connection.autocommit = False
-        connection.execute("set local row_security = off")
+    with open_snapshot(dsn, purpose=f"certify {subscription}") as connection:
         read_only_tables(connection)
         yield connection
 

@@ -19,16 +19,13 @@ _PREFIX: Final = "cdc_replay."
 
 @dataclass(frozen=True, slots=True)
 class LogHeader:
-    """Which changes the log holds: those of one slot, timeline and database, after `start_lsn`.
-
-    A log of an earlier release has no `database` before the next capture.
-    """
+    """Which changes the log holds: those of one slot, timeline and database, after `start_lsn`."""
 
     system_identifier: str
     timeline: int
     slot: str
     start_lsn: Lsn
-    database: Database | None = None
+    database: Database
 
     def to_configuration(self) -> dict[str, str]:
         """The header as table properties."""
@@ -38,9 +35,9 @@ class LogHeader:
             "timeline": str(self.timeline),
             "slot": self.slot,
             "start_lsn": str(self.start_lsn),
+            "database_oid": str(self.database.oid),
+            "database_name": self.database.name,
         }
-        if self.database is not None:
-            values |= {"database_oid": str(self.database.oid), "database_name": self.database.name}
         return {_PREFIX + name: value for name, value in values.items()}
 
     @classmethod
@@ -56,7 +53,9 @@ class LogHeader:
                 timeline=int(configuration[_PREFIX + "timeline"]),
                 slot=configuration[_PREFIX + "slot"],
                 start_lsn=Lsn.parse(configuration[_PREFIX + "start_lsn"]),
-                database=_database(configuration),
+                database=Database(
+                    int(configuration[_PREFIX + "database_oid"]), configuration[_PREFIX + "database_name"]
+                ),
             )
         except KeyError as error:
             raise ChangeLogDamaged(
@@ -70,9 +69,3 @@ class LogHeader:
                 hint="Use the version of cdc-replay that wrote it.",
             )
         return header
-
-
-def _database(configuration: Mapping[str, str]) -> Database | None:
-    if (oid := configuration.get(_PREFIX + "database_oid")) is None:
-        return None
-    return Database(int(oid), configuration[_PREFIX + "database_name"])

@@ -45,7 +45,7 @@ from cdc_replay.changelog.metadata_tables import (
     read_rows,
     relation_rows,
 )
-from cdc_replay.changelog.orphans import folders_without_log, remove_folders, remove_orphans
+from cdc_replay.changelog.orphans import folders_without_log, remove_orphans
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.changelog.prune import commit_times, prunable_segments, prune, start_application
 from cdc_replay.changelog.queries import (
@@ -167,16 +167,6 @@ class ChangeLog:
             # Read and cache the positions now: the commits that contain them may be deleted later.
             changes.position(application)
         return cls(location, changes, header)
-
-    @classmethod
-    def remove(cls, uri: str) -> bool:
-        """Delete the log, or the remains of one, and nothing else in its folder; False if there was none.
-
-        Raises:
-            ChangeLogNotWritable: if a file cannot be deleted; the same call then continues.
-        """
-        with storage_write_errors(uri):
-            return remove_folders(Location.parse(uri))
 
     @property
     def uri(self) -> str:

@@ -22,32 +22,21 @@ from typing import Final
 
 from cdc_replay.changelog.delta.commits import LOG_FOLDER
 from cdc_replay.changelog.delta.table import DurableTable
-from cdc_replay.changelog.storage import PARTIAL, Location, delete_files, delete_folder
+from cdc_replay.changelog.storage import PARTIAL, Location, delete_files
 from cdc_replay.model.lsn import Lsn
 
 MIN_ORPHAN_AGE: Final = dt.timedelta(hours=24)
 """The age from which on an uncommitted file is considered to have no writer."""
 
 TABLES: Final = ("changes", "catalogs", "relations")
-FOLDERS: Final = (*TABLES, "prepared", "prepared_roots")
-"""The folders of a log; without the table of changes, which is removed first, there is no log."""
-
-
-def remove_folders(log: Location) -> bool:
-    """Delete a log, or the remains of one, and nothing else in its folder. False if there was none.
-
-    Raises:
-        OSError: if a file cannot be deleted; the same call then continues.
-    """
-    removed = [name for name in FOLDERS if delete_folder(log / name)]
-    return bool(removed)
+"""The tables of a log; without the first, the table of changes, there is no log."""
 
 
 def folders_without_log(log: Location) -> tuple[str, ...]:
     """The non-empty folders of a log whose table of changes does not exist."""
     metadata = [name for name in TABLES[1:] if DurableTable.exists(log / name)]
     used = [name for name in metadata if DurableTable.open(log / name).version > 0]
-    return (*used, *(name for name in FOLDERS[len(TABLES) :] if (log / name).names()))
+    return (*used, *(name for name in ("prepared", "prepared_roots") if (log / name).names()))
 
 
 def remove_orphans(log: Location, changes: DurableTable, end: Lsn) -> int:

@@ -11,7 +11,7 @@ checksum of every page.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from cdc_replay.arrow.frame_schema import arrow_schema
 from cdc_replay.changelog.storage import (
     PARTIAL,
     Location,
@@ -33,14 +34,7 @@ from cdc_replay.errors import ChangeLogDamaged
 from cdc_replay.model.frames import LOG
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 
-_ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
-    "bigint": pa.int64(),
-    "int": pa.int32(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-}
-
-LOG_SCHEMA: Final = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in LOG.columns])
+LOG_SCHEMA: Final = arrow_schema(LOG)
 """The columns of `model.frames.LOG` as Arrow types."""
 
 _COMMIT_LSN: Final = LOG_SCHEMA.get_field_index("commit_lsn")

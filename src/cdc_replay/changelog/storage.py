@@ -28,7 +28,6 @@ import errno
 import functools
 import os
 import re
-import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -216,24 +215,6 @@ def delete_files(folder: Location, names: Iterable[str]) -> int:
     return len(existing)
 
 
-def delete_folder(folder: Location) -> bool:
-    """Delete a folder so that no part of it ever looks like the whole; False if there is none.
-
-    A local folder is first renamed, durably, so it disappears at once. In an object store files are deleted
-    in the order of their names, those of `_delta_log` last: an interrupted deletion can be recognized and
-    continued.
-    """
-    if folder.is_local:
-        return _delete_local(Path(folder.path))
-    selector = fs.FileSelector(folder.path, allow_not_found=True, recursive=True)
-    files = [info.path for info in folder.filesystem.get_file_info(selector) if info.is_file]
-    for path in sorted(files, key=lambda path: ("/_delta_log/" in path, path)):
-        folder.filesystem.delete_file(path)
-    if files:
-        folder.filesystem.delete_dir(folder.path)
-    return bool(files)
-
-
 def sync_file(location: Location) -> None:
     """Flush a closed file's content; its name is durable after `sync_folder` of its folder."""
     if location.is_local:
@@ -364,18 +345,6 @@ def _put(file: Location, content: bytes) -> bool:
     except BaseError as error:
         raise OSError(str(error).partition("\n\nDebug source")[0]) from error
     return True
-
-
-def _delete_local(folder: Path) -> bool:
-    renamed = folder.with_name(f"{PARTIAL}removed.{folder.name}")
-    existed = folder.exists() or renamed.exists()
-    if renamed.exists():
-        shutil.rmtree(renamed)
-    if folder.exists():
-        folder.rename(renamed)
-        _flush(str(folder.parent))
-        shutil.rmtree(renamed)
-    return existed
 
 
 def _flush(path: str) -> None:

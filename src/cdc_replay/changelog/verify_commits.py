@@ -25,12 +25,12 @@ import pyarrow.parquet as pq
 from pyarrow import NativeFile
 
 from cdc_replay.changelog.delta.commits import Commit, LogFolder, read_commit
-from cdc_replay.changelog.delta.table import DurableTable
+from cdc_replay.changelog.delta.table import DurableTable, missing_table
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.prune import start_application
 from cdc_replay.changelog.segment import RESTORE, Segment
 from cdc_replay.changelog.storage import Location
-from cdc_replay.errors import ChangeLogDamaged, ChangeLogMissing
+from cdc_replay.errors import ChangeLogDamaged
 from cdc_replay.model.lsn import Lsn
 
 _LAST_CHECKPOINT: Final = "_last_checkpoint"
@@ -85,10 +85,7 @@ def verify_table(location: Location, check: Check | None = None) -> DurableTable
     """
     folder = LogFolder.read(location)
     if not folder.commits:
-        raise ChangeLogMissing(
-            f'there is no change log table at "{location.uri}"',
-            hint="Run `cdc-replay setup` for the publisher, or correct its `change_log` setting.",
-        )
+        raise missing_table(location)
     try:
         state = _apply_commits(location, folder, check)
     except ChangeLogDamaged:

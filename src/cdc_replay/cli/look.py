@@ -16,6 +16,7 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.size import parse_size
 from cdc_replay.model.validation_scope import ValidationScope, parse_share
 from cdc_replay.terminal.options import (
+    BinFolderOption,
     ConfigOption,
     DueOption,
     JsonOption,
@@ -115,10 +116,7 @@ def _certify(
         int | None,
         typer.Option("--transactions", help="Follow so many transactions of the publisher.", min=1),
     ] = None,
-    bin_folder: Annotated[
-        Path | None,
-        typer.Option("--bin", metavar="FOLDER", help="Programs of a server of the publisher's version."),
-    ] = None,
+    bin_folder: BinFolderOption = None,
     config: ConfigOption = None,
     log_level: LogLevelOption = None,
     as_json: JsonOption = False,
@@ -209,16 +207,14 @@ def _plan(
             "--throwaway", help="Let a throw-away server parse the script: the publisher locks nothing."
         ),
     ] = False,
-    bin_folder: Annotated[
-        Path | None,
-        typer.Option("--bin", metavar="FOLDER", help="Programs of a server of the publisher's version."),
-    ] = None,
+    bin_folder: BinFolderOption = None,
     config: ConfigOption = None,
     log_level: LogLevelOption = None,
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Show what a proposed change of publications would do, before it is executed."""
-    from cdc_replay.commands.plan import PlanOptions, plan, read_script
+    from cdc_replay.commands.plan import plan, read_script
+    from cdc_replay.proposal.run import PlanOptions
     from cdc_replay.terminal.plan_view import planned
 
     loaded = load(config, log_level)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -12,24 +11,10 @@ from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.proposed_change import PlanResult
 from cdc_replay.model.timestamp import check_zone
-from cdc_replay.proposal.run import PlanRequest, plan_proposal
+from cdc_replay.proposal.run import PlanOptions, PlanRequest, plan_proposal
 
 LONGEST_SCRIPT: Final = 1 << 20
 """Bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """From which WAL position or timestamp changes are counted, and who parses the script.
-
-    `since`: None for the last 24 hours of the log. With `throwaway`, a throw-away server does, also if the
-    publisher could; `bin_folder` has the programs of such a server.
-    """
-
-    since: str | None = None
-    throwaway: bool = False
-    bin_folder: Path | None = None
-
 
 DEFAULT: Final = PlanOptions()
 
@@ -49,6 +34,7 @@ def plan(
         InvalidConfiguration: if there is no such subscription, or `since` is not in the log.
         CdcReplayError: as `plan_proposal`.
     """
+    check_zone(options.since)
     configured = config.subscription(subscription)
     publisher = config.publisher(configured.subscription.publisher)
     request = PlanRequest(
@@ -56,9 +42,7 @@ def plan(
         publisher_dsn=config.dsn_of(publisher),
         change_log=publisher.change_log,
         script=script,
-        since=check_zone(options.since),
-        throwaway=options.throwaway,
-        bin_folder=options.bin_folder,
+        options=options,
         report=report,
     )
     return plan_proposal(request)

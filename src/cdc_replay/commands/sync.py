@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Sequence
-
-import psycopg
 
 from cdc_replay.capture.pull import current_position
 from cdc_replay.config import Config
-from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.results import SyncResult
-from cdc_replay.opening import common_source, open_subscription, snapshot_options
+from cdc_replay.opening import common_source, open_subscriptions, snapshot_options
 from cdc_replay.snapshot.sync import SyncRequest, sync_sessions
-
-logger = logging.getLogger(__name__)
 
 
 def sync(
@@ -44,13 +38,6 @@ def sync(
     }
     request = SyncRequest(source, to_lsn or current_position(source.dsn), options)
     with contextlib.ExitStack() as stack:
-        sessions, failures = [], {}
-        for name in subscriptions:
-            try:
-                session = open_subscription(config, name, "sync", report=report)
-                sessions.append(stack.enter_context(session))
-            except (CdcReplayError, psycopg.Error) as error:
-                logger.info("subscription %s is left out: %s", name, error)
-                failures[name] = error
+        sessions, failures = open_subscriptions(config, subscriptions, "sync", stack, report)
         results = sync_sessions(request, sessions, failures)
     return tuple(results[name] for name in subscriptions)

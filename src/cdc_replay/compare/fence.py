@@ -19,12 +19,10 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import psycopg
-
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready, TableState, describe
-from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.connection import Connection, open_snapshot
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
 from cdc_replay.subscriber.subscription_tables import table_states
 
@@ -84,12 +82,6 @@ def open_subscriber(dsn: str, purpose: str, *, read_only: bool) -> Iterator[Conn
     Raises:
         ServerUnavailable, MissingPrivilege: as `connect`.
     """
-    with contextlib.closing(connect(dsn, purpose=purpose)) as connection:
-        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        connection.read_only = read_only
-        connection.autocommit = False
-        # A policy must not hide rows from the comparison: the server rejects such a read instead, as on the
-        # publisher's side. The first query takes the snapshot.
-        connection.execute("set local row_security = off")
+    with open_snapshot(dsn, purpose=purpose, read_only=read_only) as connection:
         connection.execute("select")
         yield connection

@@ -83,8 +83,8 @@ class Facts:
         """The columns whose values differ, if both sides hold the row."""
         if not (self.on_publisher and self.holds):
             return ()
-        shared = self.published_values.keys() & self.held_values.keys() & self.columns
-        return tuple(name for name in sorted(shared) if self.published_values[name] != self.held_values[name])
+        shared = self.converted_values.keys() & self.held_values.keys() & self.columns
+        return tuple(name for name in sorted(shared) if self.converted_values[name] != self.held_values[name])
 
     @property
     def differs(self) -> bool | None:

@@ -21,7 +21,7 @@ from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.explain_row.row_key import RowKey
 from cdc_replay.model.publication import PublisherCatalog, Table
-from cdc_replay.postgres.connection import Connection, connect, translated_errors
+from cdc_replay.postgres.connection import Connection, open_snapshot, translated_errors
 from cdc_replay.postgres.identifiers import commas, table_reference
 from cdc_replay.postgres.planned_tables import (
     PlannedTable,
@@ -71,7 +71,7 @@ def open_publisher(dsn: str, purpose: str) -> Iterator[tuple[Connection, Publish
     Raises:
         ServerUnavailable, MissingPrivilege: if it does not answer.
     """
-    with contextlib.closing(_open(dsn, purpose, read_only=True)) as connection:
+    with open_snapshot(dsn, purpose=purpose) as connection:
         yield connection, read_catalog(connection)
 
 
@@ -82,19 +82,8 @@ def open_subscriber(dsn: str, purpose: str) -> Iterator[Connection]:
     Raises:
         ServerUnavailable, MissingPrivilege: if it does not answer.
     """
-    with contextlib.closing(_open(dsn, purpose, read_only=False)) as connection:
+    with open_snapshot(dsn, purpose=purpose, read_only=None) as connection:
         yield connection
-
-
-def _open(dsn: str, purpose: str, *, read_only: bool) -> Connection:
-    connection = connect(dsn, purpose=purpose)
-    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-    if read_only:
-        connection.read_only = True  # else the server's default: the subscriber may be a standby
-    connection.autocommit = False
-    # A policy must not hide the row: the server rejects such a read instead.
-    connection.execute("set local row_security = off")
-    return connection
 
 
 def canonical_key(connection: Connection, table: TargetTable, key: RowKey) -> RowKey:

@@ -35,7 +35,6 @@ class Progress:
     copied_at: Lsn | None = None
     copied_by: Definition | None = None
     is_copied: bool = True
-    rewritten_at: Lsn | None = None
     parked_transaction: Lsn | None = None
     parked_reason: str | None = None
     skipped: frozenset[Lsn] = frozenset()
@@ -67,7 +66,7 @@ class Progress:
 
     def _is_parked_before(self, commit_lsn: Lsn) -> bool:
         if isinstance(self.state, Parked):
-            return self.state.transaction is None or commit_lsn >= self.state.transaction
+            return commit_lsn >= self.state.transaction
         return self.parked_transaction is not None and commit_lsn >= self.parked_transaction
 
     def conflict_kinds(self, commit_lsn: Lsn) -> tuple[str, ...]:
@@ -94,7 +93,6 @@ def read_progress(
         copied_at=None if copied is None else copied.lsn,
         copied_by=None if copied is None else copied.definition,
         is_copied=subscription.copy_data or bool(reconciled),
-        rewritten_at=subscription_tables.rewritten_tables(connection, name).get(table),
         parked_transaction=None if record is None else record.parked_transaction,
         parked_reason=None if record is None else record.parked_reason,
         skipped=frozenset(_skipped(recorded_results.recorded_results(connection, name, "resume"), table)),

@@ -23,6 +23,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from cdc_replay.arrow.frame_schema import arrow_schema
 from cdc_replay.catalog.history import CatalogHistory
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import (
@@ -59,12 +60,6 @@ _ACTIONS: Final = {
     ChangeKind.UPDATE: PublishAction.UPDATE,
     ChangeKind.DELETE: PublishAction.DELETE,
     ChangeKind.TRUNCATE: PublishAction.TRUNCATE,
-}
-_ARROW_TYPES: Final = {
-    "bigint": pa.int64(),
-    "int": pa.int32(),
-    "string": pa.string(),
-    "array<string>": pa.list_(pa.string()),
 }
 _ANSWERS: Final = {1: Answer.TRUE, 0: Answer.FALSE, -1: Answer.NULL}
 _NO_SERVER: Final = (ServerUnavailable, MissingPrivilege)
@@ -292,8 +287,7 @@ def _as_insert(table: Table, values: Mapping[str, str | None]) -> tuple[pa.Recor
     row |= {"commit_lsn": 0, "seq": 0, "lsn": 0, "kind": ChangeKind.INSERT.value, "relation_id": table.id}
     row |= {"relation_version": 0, "catalog_version": 0, "new": new}
     row |= {"new_kinds": "".join("n" if value is None else "t" for value in new)}
-    schema = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in CHANGES.columns])
-    return pa.RecordBatch.from_pylist([row], schema=schema), relation
+    return pa.RecordBatch.from_pylist([row], schema=arrow_schema(CHANGES)), relation
 
 
 def _rows_of(change: LoggedChange) -> tuple[Answer | None, Answer | None]:

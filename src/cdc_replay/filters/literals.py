@@ -114,7 +114,6 @@ def _oid(datum: bytes) -> str | None:
 
 _BY_VALUE: Final = (4, 8)
 _INTERVAL: Final = struct.Struct("<qii")
-_MONTHS_PER_YEAR: Final = 12
 _ENDLESS: Final = {
     (2**63 - 1, 2**31 - 1, 2**31 - 1): "infinity",
     (-(2**63), -(2**31), -(2**31)): "-infinity",

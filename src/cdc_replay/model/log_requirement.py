@@ -13,7 +13,7 @@ class LogExtent:
     """Whose changes a change log holds: what committed in `(start_lsn, end_lsn]`."""
 
     system_identifier: str
-    database: Database | None
+    database: Database
     start_lsn: Lsn
     end_lsn: Lsn
 

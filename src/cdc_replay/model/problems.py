@@ -147,7 +147,7 @@ def _of_subscription(subscription: SubscriptionStatus, tables: Iterable[TableSta
         case SubscriptionState.FAILED:
             message, hint = split_hint(subscription.last_replay or "")
             yield Problem(subject, f"the last replay {message}", hint or f"Run `cdc-replay replay {name}`.")
-        case _ if subscription.parked is not None:
+        case _ if subscription.parked_transaction is not None:
             yield Problem(subject, message, way_out(name, "", subscription.parked_transaction, hint))
         case _:
             if subscription.error:
@@ -178,21 +178,20 @@ def _differences(subscription: SubscriptionStatus, tables: Iterable[TableStatus]
 
 def _of_tables(name: str, tables: Iterable[TableStatus]) -> Iterator[Problem]:
     for table in tables:
-        if table.sync not in {TableSync.PARKED, TableSync.DROPPED}:
-            continue
         message, hint = split_hint(table.state)
-        remedy = f"Create it again, or run `cdc-replay refresh {name}`."
-        if table.sync is TableSync.PARKED:
+        if table.parked_transaction is not None:
             remedy = way_out(name, f" --table {table.table}", table.parked_transaction, hint)
+        elif table.sync is TableSync.DROPPED:
+            remedy = f"Create it again, or run `cdc-replay refresh {name}`."
+        else:
+            continue
         yield Problem(f"subscription {name}", f"table {table.table}: {message}", remedy)
 
 
-def way_out(name: str, table: str, transaction: Lsn | None, hint: str) -> str:
+def way_out(name: str, table: str, transaction: Lsn, hint: str) -> str:
     """How a parked subscription, or a `table` of it, goes on."""
     if "cdc-replay resume" in hint:
         return hint
-    if transaction is None:
-        return f"{hint} Run `cdc-replay {'snapshot' if table else 'resume'} {name}{table}`.".strip()
     resume = f"cdc-replay resume {name}{table}"
     retry = resume if table else f"cdc-replay replay {name}"
     return f"{hint} Then `{retry}`; or without that transaction: `{resume} --skip {transaction}`.".strip()

@@ -101,7 +101,7 @@ class TableColumn:
 
     These and `generation_sql` are for display and comparison, and never executed. `generation_tree` is
     `pg_attrdef.adbin` as stored. Of a generated column both can be None: the text if its table has no row
-    filter, both if the expression is long, the tree also in catalogs of earlier releases.
+    filter, both if the expression is long.
     """
 
     attnum: int

@@ -42,12 +42,12 @@ class Parked:
     """The table holds everything up to `applied_lsn`, and nothing later.
 
     `transaction` is the commit LSN of the transaction that failed: the subscriber rejects a change of it
-    (R8.5), or an unchanged TOAST value is lost (R4.6). Without one, only a copy helps (R11.9).
+    (R8.5), or an unchanged TOAST value is lost (R4.6).
     """
 
     applied_lsn: Lsn
     reason: str
-    transaction: Lsn | None = None
+    transaction: Lsn
 
 
 TableState: TypeAlias = Pending | Copying | Ready | Parked
@@ -62,8 +62,6 @@ def describe(state: TableState) -> str:
             return f"copying as of {consistent_point}"
         case Ready(applied_lsn):
             return f"replayed up to {applied_lsn}"
-        case Parked(applied_lsn, reason, None):
-            return f"parked at {applied_lsn}: {reason}"
         case Parked(applied_lsn, reason, transaction):
             return f"parked at {applied_lsn}, before transaction {transaction}: {reason}"
     assert_never(state)

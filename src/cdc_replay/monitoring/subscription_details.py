@@ -24,14 +24,11 @@ TABLE_VALIDATIONS_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class ParkedObject(Result):
-    """A parked subscription (`table` is None) or table, and the transaction that it is parked before.
-
-    Without a transaction only a copy helps.
-    """
+    """A parked subscription (`table` is None) or table, and the transaction that it is parked before."""
 
     table: str | None
     position: Lsn
-    transaction: Lsn | None
+    transaction: Lsn
     reason: str
 
 
@@ -94,7 +91,7 @@ def _tables(
     connection: Connection, subscription: str, known: tuple[KnownTable, ...]
 ) -> Iterator[TableDetails]:
     copied = read_copy_definitions(connection, subscription)
-    summaries = proofs.read_summaries(connection, subscription) or {}
+    summaries = proofs.read_summaries(connection, subscription)
     validated = proofs.table_history(connection, subscription, TABLE_VALIDATIONS_SHOWN)
     for table in known:
         definition = copied[table.name].definition if table.name in copied else None
@@ -131,7 +128,7 @@ def _parked(
     connection: Connection, subscription: str, known: tuple[KnownTable, ...]
 ) -> Iterator[ParkedObject]:
     record = subscription_records.subscription_record(connection, subscription)
-    if record is not None and record.parked_at is not None:
+    if record is not None and record.parked_at is not None and record.parked_transaction is not None:
         yield ParkedObject(None, record.parked_at, record.parked_transaction, record.parked_reason or "")
     for table in known:
         if isinstance(table.state, Parked):

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_replay.arrow.arrays import Bools, Bytes, Int32s, Int64s, bitmap, int_array, text_buffers
+from cdc_replay.arrow.frame_schema import arrow_schema
 from cdc_replay.arrow.version_index import CatalogVersions
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.frames import CHANGES, ChangeKind
@@ -32,13 +33,7 @@ from cdc_replay.pgoutput.messages import MessageType, Truncate, TupleKind
 from cdc_replay.pgoutput.reader import decode
 
 _VALUES: Final = pa.list_(pa.string())
-_ARROW_TYPES: Final = {
-    "bigint": pa.int64(),
-    "int": pa.int32(),
-    "string": pa.string(),
-    "array<string>": _VALUES,
-}
-CHANGES_SCHEMA: Final = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in CHANGES.columns])
+CHANGES_SCHEMA: Final = arrow_schema(CHANGES)
 """The columns of CHANGES in Arrow's types."""
 
 PROBLEMS: Final[dict[Fault, tuple[str, str]]] = {

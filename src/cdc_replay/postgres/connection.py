@@ -172,6 +172,24 @@ def connect_with_deadline(dsn: str, *, purpose: str, seconds: float) -> Iterator
 
 
 @contextlib.contextmanager
+def open_snapshot(dsn: str, *, purpose: str, read_only: bool | None = True) -> Iterator[Connection]:
+    """A repeatable-read transaction, which is rolled back at the end; its first query takes the snapshot.
+
+    `read_only` None: as the server has it by default, so also on a standby.
+
+    Raises:
+        CdcReplayError: as `connect`.
+    """
+    with contextlib.closing(connect(dsn, purpose=purpose)) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.read_only = read_only
+        connection.autocommit = False
+        # A policy must not hide rows: the server refuses such a read instead, as natively in a copy.
+        connection.execute("set local row_security = off")
+        yield connection
+
+
+@contextlib.contextmanager
 def _cut_after(connection: Connection, seconds: float | None) -> Iterator[None]:
     """Shut the connection down unless the block ends first: a stopped server honors no timeout."""
     if seconds is None:

@@ -15,10 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import psycopg
-
 from cdc_replay.model.pg_snapshot import PgSnapshot
-from cdc_replay.postgres.connection import connect, translated_errors
+from cdc_replay.postgres.connection import open_snapshot, translated_errors
 from cdc_replay.postgres.exported_snapshot import SharedSnapshot
 
 _EXPORT: Final = "select pg_export_snapshot(), pg_current_snapshot()::text"
@@ -38,10 +36,7 @@ def export_current_snapshot(dsn: str) -> Iterator[CurrentSnapshot]:
     Raises:
         ServerUnavailable, MissingPrivilege: if the server does not answer, or rejects the role.
     """
-    with contextlib.closing(connect(dsn, purpose="current snapshot")) as connection:
-        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        connection.read_only = True
-        connection.autocommit = False
+    with open_snapshot(dsn, purpose="current snapshot") as connection:
         with translated_errors("cannot export a snapshot"):
             ((name, transactions),) = connection.execute(_EXPORT).fetchall()
         yield CurrentSnapshot(dsn, name, PgSnapshot.parse(transactions))

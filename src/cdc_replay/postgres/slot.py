@@ -56,7 +56,7 @@ REBUILD_ALL: Final = (
 """The remedy if the log was captured from another database: no row of the subscribers came from this one."""
 
 SLOT_STATUS: Final = """
-    select plugin::text, database::text, active_pid, restart_lsn::text, confirmed_flush_lsn::text, wal_status,
+    select plugin::text, database::text, restart_lsn::text, confirmed_flush_lsn::text, wal_status,
            safe_wal_size, two_phase, to_jsonb(s) ->> 'invalidation_reason',
            case when not pg_is_in_recovery()
                 then pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint end
@@ -98,7 +98,6 @@ class SlotStatus:
     name: str
     plugin: str
     database: str
-    active_pid: int | None
     restart_lsn: Lsn | None
     confirmed_flush: Lsn
     """The confirmed position; 0 for a physical slot."""
@@ -143,9 +142,9 @@ def slot_status(connection: Connection, slot: str) -> SlotStatus:
             + RESYNCHRONIZE,
             rule="R1.33",
         )
-    plugin, database, active_pid, restart_lsn, confirmed_flush, *properties = row
+    plugin, database, restart_lsn, confirmed_flush, *properties = row
     return SlotStatus(
-        slot, plugin, database, active_pid,
+        slot, plugin, database,
         None if restart_lsn is None else Lsn.parse(restart_lsn),
         ZERO if confirmed_flush is None else Lsn.parse(confirmed_flush),
         *properties,

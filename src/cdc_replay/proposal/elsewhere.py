@@ -32,6 +32,7 @@ from cdc_replay.errors import PublisherNotReady
 from cdc_replay.filters.names import BUILT_IN, SAME_EVERYWHERE
 from cdc_replay.filters.node_text import read_node
 from cdc_replay.filters.printed import print_filters
+from cdc_replay.model.proposed_change import ProposalRefused
 from cdc_replay.model.publication import (
     Generated,
     Membership,
@@ -45,7 +46,7 @@ from cdc_replay.model.relation import QualifiedName, RelationId
 from cdc_replay.postgres.connection import Connection, connect, translated_errors
 from cdc_replay.postgres.identifiers import commas, names
 from cdc_replay.postgres.throwaway_server import throwaway_server
-from cdc_replay.proposal.execution import Definitions, Refusal, execute
+from cdc_replay.proposal.execution import Definitions, execute
 from cdc_replay.proposal.statements import Statement
 
 THROWAWAY: Final = "a throw-away server of the same version, with the publisher's table definitions"
@@ -149,7 +150,7 @@ def _create_database(connection: Connection, encoding: str) -> None:
     connection.execute(sql.SQL(create).format(sql.Identifier(_OWN_SCHEMA), sql.Literal(encoding)))
 
 
-def _try(connection: Connection, statements: Sequence[Statement]) -> Refusal | None:
+def _try(connection: Connection, statements: Sequence[Statement]) -> ProposalRefused | None:
     with connection.transaction():
         return execute(connection, [statement for statement in statements if not statement.new_owner])
 

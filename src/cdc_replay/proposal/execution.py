@@ -9,23 +9,13 @@ from psycopg import errors as pg
 from psycopg import pq
 
 from cdc_replay.errors import PublisherNotReady
+from cdc_replay.model.proposed_change import ProposalRefused
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.proposal.statements import Statement
 
 _REFUSALS = frozenset({"0A", "21", "22", "23", "25", "2B", "34", "3D", "3F", "42", "44", "55"})
 """Classes of SQLSTATE by which PostgreSQL refuses a statement for what it says or meets."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """What PostgreSQL refuses, in its words; `line` of the script, None if it is no single statement."""
-
-    line: int | None
-    message: str
-    detail: str | None = None
-    hint: str | None = None
-    rule: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +29,10 @@ class Definitions:
     proposed: PublisherCatalog | None
     parsed_by: str
     because: str | None = None
-    refusal: Refusal | None = None
+    refusal: ProposalRefused | None = None
 
 
-def execute(connection: Connection, statements: Sequence[Statement]) -> Refusal | None:
+def execute(connection: Connection, statements: Sequence[Statement]) -> ProposalRefused | None:
     """Execute the statements in the open transaction; the refusal of the first that fails.
 
     Raises:
@@ -59,9 +49,9 @@ def execute(connection: Connection, statements: Sequence[Statement]) -> Refusal 
             continue
         error = pg.error_from_result(result)
         if _is_refusal(error):
-            return Refusal(
-                statement.line,
+            return ProposalRefused(
                 error.diag.message_primary or str(error),
+                statement.line,
                 error.diag.message_detail,
                 error.diag.message_hint,
             )

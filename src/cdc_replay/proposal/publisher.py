@@ -23,10 +23,11 @@ from psycopg import errors as pg
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.filters.names import BUILT_IN
+from cdc_replay.model.proposed_change import ProposalRefused
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.postgres.connection import Connection, connect, is_read_only, translated_errors
 from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables
-from cdc_replay.proposal.execution import Definitions, Refusal, execute
+from cdc_replay.proposal.execution import Definitions, execute
 from cdc_replay.proposal.statements import Statement
 
 LOCK_TIMEOUT: Final = "500ms"
@@ -87,7 +88,7 @@ def _other_reason(error: CdcReplayError | psycopg.Error) -> str | None:
             return None
 
 
-def _not_publishable(catalog: PublisherCatalog, statements: Sequence[Statement]) -> Refusal | None:
+def _not_publishable(catalog: PublisherCatalog, statements: Sequence[Statement]) -> ProposalRefused | None:
     """The refusal of a WHERE clause for what is no table of the catalog.
 
     PostgreSQL would parse the clause first, with the columns of a view, or of an unlogged table.
@@ -96,9 +97,9 @@ def _not_publishable(catalog: PublisherCatalog, statements: Sequence[Statement])
     for statement in statements:
         for table in statement.tables if statement.where_names else ():
             if table not in names:
-                return Refusal(
-                    statement.line,
+                return ProposalRefused(
                     f'relation "{table}" does not exist, or is no table that can be published',
+                    statement.line,
                     detail="Views, foreign, temporary and unlogged tables cannot be published.",
                     rule="R2.1",
                 )

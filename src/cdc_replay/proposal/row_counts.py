@@ -7,12 +7,10 @@ and compared with the catalog first (`postgres.planned_tables`), the filters are
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import psycopg
 from psycopg import sql
 
 from cdc_replay.errors import CdcReplayError
@@ -20,7 +18,7 @@ from cdc_replay.filters.printed import print_filters
 from cdc_replay.model.progress import Report, each_table, unreported
 from cdc_replay.model.proposed_change import RowsOfTable
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.connection import Connection, open_snapshot
 from cdc_replay.postgres.identifiers import table_reference
 from cdc_replay.postgres.planned_tables import (
     PlannedTable,
@@ -73,12 +71,7 @@ def count_rows(
     differing = {name: copies for name, copies in tables.items() if not copies.has_same_rows}
     if not differing:
         return {}
-    with contextlib.closing(connect(dsn, purpose=purpose)) as connection:
-        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        connection.read_only = True
-        connection.autocommit = False
-        # A policy must not hide rows: the server rejects such a read instead, as natively in a copy.
-        connection.execute("set local row_security = off")
+    with open_snapshot(dsn, purpose=purpose) as connection:
         return {
             name: _count(connection, differing[name])
             for name in each_table(report, "count rows of", "the publisher", list(differing))

@@ -41,20 +41,27 @@ _NOTHING_COUNTED: Final = CountedChanges({}, {})
 
 
 @dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """A proposal for a subscription's publisher.
+class PlanOptions:
+    """From which WAL position or timestamp changes are counted, and who parses the script.
 
-    `since` is a WAL position or a timestamp; None: the last 24 hours that the log holds. With `throwaway`,
-    the publisher parses nothing. `bin_folder` has the programs of a throw-away server.
+    `since`: None for the last 24 hours of the log. With `throwaway`, a throw-away server does, also if the
+    publisher could; `bin_folder` has the programs of such a server.
     """
+
+    since: str | None = None
+    throwaway: bool = False
+    bin_folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """A proposal for a subscription's publisher."""
 
     subscription: Subscription
     publisher_dsn: str = field(repr=False)
     change_log: str
     script: str
-    since: str | None = None
-    throwaway: bool = False
-    bin_folder: Path | None = None
+    options: PlanOptions = PlanOptions()
     report: Report = unreported
 
     @property
@@ -82,14 +89,14 @@ def plan_proposal(request: PlanRequest) -> PlanResult:
 
 def _definitions(request: PlanRequest, statements: Sequence[Statement]) -> Definitions:
     because = "it was asked for"
-    if not request.throwaway:
+    if not request.options.throwaway:
         parsed = parse_on_publisher(request.publisher_dsn, request.purpose, statements)
         if isinstance(parsed, Definitions):
             return parsed
         because = parsed
     try:
         return parse_elsewhere(
-            request.publisher_dsn, request.purpose, statements, because, request.bin_folder
+            request.publisher_dsn, request.purpose, statements, because, request.options.bin_folder
         )
     except ServerProgramsMissing as error:
         raise ServerProgramsMissing(
@@ -116,7 +123,7 @@ class _LogRange:
         times = change_log.commit_times()
         if times is None:
             return cls(change_log, Window(change_log.end_lsn, change_log.end_lsn), 0)
-        since = request.since or timestamp_text(times[1] - DAY_US)
+        since = request.options.since or timestamp_text(times[1] - DAY_US)
         window = parse_range(change_log, since, str(change_log.end_lsn))
         window = Window(max(window.after, change_log.start_lsn), window.upto)
         first = change_log.first_commit(window)
@@ -157,14 +164,12 @@ def _result(request: PlanRequest, definitions: Definitions, log_range: _LogRange
 
 def _refused(definitions: Definitions, publications: Sequence[str]) -> ProposalRefused | None:
     """A statement that fails, or publications that cannot be decoded together (R1.36)."""
-    if (refusal := definitions.refusal) is not None:
-        return ProposalRefused(refusal.message, refusal.line, refusal.detail, refusal.hint, refusal.rule)
     if definitions.proposed is not None:
         try:
             check_publications(definitions.proposed, publications)
         except PublicationRefused as error:
             return ProposalRefused(error.message, None, error.detail, error.hint, error.rule)
-    return None
+    return definitions.refusal
 
 
 def _failing_error(failing: Sequence[FailingStatement]) -> str | None:

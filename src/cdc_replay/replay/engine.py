@@ -193,11 +193,7 @@ class _ReplayUpTo:
         name = session.subscription.name
         try:
             record = subscription_records.subscription_record(session.connection, name)
-            if record is None or record.parked_at is None:
-                return ReplayOutcome()
-            if record.parked_transaction is None:
-                # An earlier version parked it for an unsent value; the next window finds its transaction.
-                subscription_records.unpark(session.connection, name)
+            if record is None or record.parked_transaction is None:
                 return ReplayOutcome()
             # Everything before it is applied.
             end = min(record.parked_transaction, self.upto)

@@ -54,7 +54,7 @@ def read_progress(connection: Connection, subscription: str, change_log: LogView
     """The progress of a subscription, as its subscriber and the change log have it."""
     states = table_states(connection, subscription).values()
     proven = proven_point(connection, subscription)
-    tables = read_summaries(connection, subscription) or {}
+    tables = read_summaries(connection, subscription)
     copied = [state for state in states if isinstance(state, Ready | Parked)]
     is_complete = bool(copied) and len(copied) == len(states)
     return SubscriptionProgress(

@@ -81,12 +81,12 @@ def _resume_whole(
     name = session.subscription.name
     subject = f'subscription "{name}"'
     record = subscription_records.subscription_record(session.connection, name)
-    if record is None or record.parked_at is None:
+    if record is None or record.parked_transaction is None:
         raise NotParked(f"{subject} is not parked", hint=_remedy(name, session.table_states()))
     skipping: list[KnownTable] = []
     if accept_null:
-        upto = _transaction_without_value(subject, record.parked_transaction, record.parked_reason or "")
-        null_acceptance.accept_null(session.connection, name, upto)
+        _check_accepted(subject, record.parked_reason or "")
+        null_acceptance.accept_null(session.connection, name, record.parked_transaction)
     if skip is not None:
         _check_transaction(subject, record.parked_transaction, skip)
         skipping = [
@@ -106,31 +106,29 @@ def _resume_tables(session: SubscriptionSession, request: ResumeRequest) -> None
     name, skip = session.subscription.name, request.skip
     for table in request.tables:
         parked = states.get(table)
-        if not isinstance(parked, Parked) or parked.transaction is None:
+        if not isinstance(parked, Parked):
             raise NotParked(
                 f'table {table} of subscription "{name}" is not parked before a transaction',
-                detail=parked.reason if isinstance(parked, Parked) else None,
                 hint=_remedy(name, states),
             )
         if request.accept_null:
-            upto = _transaction_without_value(f"table {table}", parked.transaction, parked.reason)
-            null_acceptance.accept_null(session.connection, name, upto, [table])
+            _check_accepted(f"table {table}", parked.reason)
+            null_acceptance.accept_null(session.connection, name, parked.transaction, [table])
         if skip is not None:
             _check_transaction(f"table {table}", parked.transaction, skip)
         ready = Ready(parked.applied_lsn if skip is None else skip)
         subscription_tables.set_table_state(session.connection, name, table, ready)
 
 
-def _transaction_without_value(subject: str, transaction: Lsn | None, reason: str) -> Lsn:
-    """The transaction with the unsent value that `subject` is parked before."""
-    if transaction is None or UNKNOWN_VALUE_RULE not in reason:
+def _check_accepted(subject: str, reason: str) -> None:
+    """NULL can be accepted only where the transaction has an unsent value that nobody knows (R4.6)."""
+    if UNKNOWN_VALUE_RULE not in reason:
         raise NotParked(
             f"{subject} is not parked for a value that was not sent",
             detail=reason,
             hint="NULL can be accepted for such values only.",
             rule=UNKNOWN_VALUE_RULE,
         )
-    return transaction
 
 
 def _mark_rewritten(
@@ -145,26 +143,20 @@ def _mark_rewritten(
     subscription_tables.mark_rewritten(session.connection, subscription.name, marked, skip)
 
 
-def _check_transaction(subject: str, parked_before: Lsn | None, skip: Lsn) -> None:
+def _check_transaction(subject: str, parked_before: Lsn, skip: Lsn) -> None:
     """As in ALTER SUBSCRIPTION … SKIP, only the transaction that replay stopped at can be skipped."""
     if parked_before == skip:
         return
     raise NotParked(
         f"{subject} is not parked before transaction {skip}",
-        detail=f"It is parked before transaction {parked_before}." if parked_before else None,
-        hint=f"Give the position that it is parked before: `--skip {parked_before}`."
-        if parked_before
-        else "Omit --skip: the next replay reports the transaction.",
+        detail=f"It is parked before transaction {parked_before}.",
+        hint=f"Give the position that it is parked before: `--skip {parked_before}`.",
     )
 
 
 def _remedy(name: str, states: Mapping[QualifiedName, object]) -> str:
-    parked = {table: parked for table, parked in states.items() if isinstance(parked, Parked)}
-    rejected = [str(table) for table, table_state in parked.items() if table_state.transaction]
-    to_copy = [str(table) for table, table_state in parked.items() if not table_state.transaction]
+    parked = [str(table) for table, state in states.items() if isinstance(state, Parked)]
     parts = [f"`cdc-replay status` shows what subscription {name} waits for."]
-    if rejected:
-        parts.append(f"Parked before a transaction: {', '.join(rejected)}; name them with `--table`.")
-    if to_copy:
-        parts.append(f"To be copied again by `cdc-replay snapshot`: {', '.join(to_copy)}.")
+    if parked:
+        parts.append(f"Parked before a transaction: {', '.join(parked)}; name them with `--table`.")
     return " ".join(parts)

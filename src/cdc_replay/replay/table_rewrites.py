@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from cdc_replay.catalog.ddl_change import REWRITE_PREFIX, parse_rewrite
 from cdc_replay.changelog.log import ChangeLog
@@ -25,16 +24,11 @@ from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.publication import PublisherCatalog, Table
 from cdc_replay.model.relation import QualifiedName, RelationId
-from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.publication.resolve import resolve
 from cdc_replay.replay.log_window import catalog_history
 from cdc_replay.replay.table_notice import TableNotice
 from cdc_replay.subscriber import subscription_tables
-from cdc_replay.subscriber.session import SubscriptionSession
-
-PARKED_BY_REWRITE: Final = "its rows on the publisher were rewritten by the transaction that committed at "
-"""Prefix of the reason with which an earlier version parked a table before a rewrite, unmarked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +114,3 @@ def rewritten_tables(connection: Connection, subscription: str) -> dict[Qualifie
         )
         for table, lsn in subscription_tables.rewritten_tables(connection, subscription).items()
     }
-
-
-def release_rewritten(session: SubscriptionSession, log_start: Lsn) -> None:
-    """Unpark and mark tables that an earlier version parked before a rewrite.
-
-    The log must still have their changes.
-    """
-    name = session.subscription.name
-    for table, table_state in session.table_states().items():
-        if not isinstance(table_state, Parked) or not table_state.reason.startswith(PARKED_BY_REWRITE):
-            continue
-        if table_state.applied_lsn >= log_start:
-            with session.connection.transaction():
-                subscription_tables.set_table_state(
-                    session.connection, name, table, Ready(table_state.applied_lsn)
-                )
-                subscription_tables.mark_rewritten(session.connection, name, [table], table_state.applied_lsn)

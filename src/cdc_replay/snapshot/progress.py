@@ -11,16 +11,17 @@ The final numbers are slightly low, because the last poll precedes the end.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final
 
 import psycopg
 
+from cdc_replay.beside import beside
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.progress import Progress, Report
 from cdc_replay.model.relation import QualifiedName
@@ -49,23 +50,12 @@ RUNNING: Final = """
 """
 
 
-@contextlib.contextmanager
 def report_progress_while(
     settings: CopySettings, plans: Sequence[TablePlan], report: Report
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Report progress of the tables' chunks until the context ends."""
-    ended = threading.Event()
-    watcher = threading.Thread(
-        target=_watch,
-        args=(settings, [_TableProgress.from_plan(planned) for planned in plans], report, ended),
-        daemon=True,
-    )
-    watcher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watcher.join()
+    tables = [_TableProgress.from_plan(planned) for planned in plans]
+    return beside(lambda ended: _watch(settings, tables, report, ended))
 
 
 @dataclass(slots=True)

@@ -59,9 +59,10 @@ from cdc_replay.model.lsn import Window
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import Relation, RelationId
 from cdc_replay.publication.resolve import SyncedTable
+from cdc_replay.replay.change_keys import key_column, new_value, old_value
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,8 @@ def touched_keys(changes: LoggedChanges, synced: SyncedTable, key: Sequence[str]
             positions.setdefault(indexes, []).append(relation.version)
     rows = changes.frame.where(F.col("relation_version").isin([*_flat(positions)]))
     is_row = F.col("kind") != ChangeKind.TRUNCATE.value
-    old = F.when(F.col("old").isNotNull(), _key(positions, _old_value))
-    new = F.when(F.col("new").isNotNull(), _key(positions, _new_value))
+    old = F.when(F.col("old").isNotNull(), key_column(positions, old_value))
+    new = F.when(F.col("new").isNotNull(), key_column(positions, new_value))
     both = F.explode(F.array_compact(F.array(old, new)))
     is_whole = F.size(F.array_compact("key")) == len(key)
     return rows.where(is_row).select(both.alias("key")).where(is_whole).distinct()
@@ -126,21 +127,3 @@ def touched_keys(changes: LoggedChanges, synced: SyncedTable, key: Sequence[str]
 
 def _flat(positions: Mapping[tuple[int, ...], Sequence[int]]) -> Iterable[int]:
     return (version for versions in positions.values() for version in versions)
-
-
-def _key(positions: Mapping[tuple[int, ...], Sequence[int]], value: Callable[[int], Column]) -> Column:
-    key = F.lit(None).cast("array<string>")
-    for indexes, versions in positions.items():
-        values = F.array(*(value(index) for index in indexes))
-        key = F.when(F.col("relation_version").isin([*versions]), values).otherwise(key)
-    return key
-
-
-def _old_value(index: int) -> Column:
-    return F.col("old")[index]
-
-
-def _new_value(index: int) -> Column:
-    """The new value; an unchanged TOAST value of a key column is in the old row (R1.6)."""
-    is_unsent = F.substring("new_kinds", index + 1, 1) == "u"
-    return F.when(is_unsent, F.col("old")[index]).otherwise(F.col("new")[index])

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -23,20 +22,18 @@ from functools import partial
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.capture.slot_continuity import check_header
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.compare.reconcile import ReconcileRequest, reconcile_tables
 from cdc_replay.errors import SubscriberNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.model.results import SnapshotResult, TableCopied, TableReconciled
+from cdc_replay.model.results import SnapshotResult, TableCopied
 from cdc_replay.model.suggestion import did_you_mean
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
-from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.connection import connect
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot
 from cdc_replay.postgres.slot import check_server
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.replay.definition_drift import record_copy_definitions
-from cdc_replay.replay.table_rewrites import release_rewritten
 from cdc_replay.snapshot.copy_tables import CopiedTable, load_tables
 from cdc_replay.snapshot.log_reader import log_identity, log_reader
 from cdc_replay.snapshot.planning import SnapshotRequest
@@ -54,8 +51,6 @@ from cdc_replay.subscriber.session import (
     release_subscription_lock,
     snapshot_lock,
 )
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +100,6 @@ def snapshot_session(
     tables = options.tables
     started = time.monotonic()
     change_log = bind_subscription(source, session)
-    release_rewritten(session, change_log.start_lsn)
     states = session.table_states()
     if not tables and not _is_copy_needed(session, states, change_log.start_lsn):
         return SnapshotResult.nothing(session.subscription.name, time.monotonic() - started)
@@ -217,17 +211,8 @@ def _needs_copy(session: SubscriptionSession, table_state: TableState, log_start
 
 
 def _is_stale(table_state: TableState | None, log_start: Lsn) -> bool:
-    """Whether the log cannot bring its rows up to date.
-
-    The log was started later (R1.33), or an unchanged TOAST value is lost (R4.6).
-    """
-    match table_state:
-        case Parked(transaction=None):
-            return True
-        case Parked(applied_lsn) | Ready(applied_lsn):
-            return applied_lsn < log_start
-        case _:
-            return False
+    """Whether the log was started after what its rows hold (R1.33)."""
+    return isinstance(table_state, Parked | Ready) and table_state.applied_lsn < log_start
 
 
 def _start_without_copy(session: SubscriptionSession, context: _SnapshotContext) -> Lsn:
@@ -252,14 +237,12 @@ def _copy(
     candidates = _tables_to_copy(session, published.tables, context)
     check_captured(published.catalog, session.subscription, candidates)
     copied: list[CopiedTable] = []
-    parked = tuple(synced for synced in candidates if not context.named and _is_parked(context, synced))
     # An initial copy deletes no row (R7.13); a resync replaces existing rows.
     for replace in (False, True):
         tables = tuple(
             synced
             for synced in candidates
-            if synced not in parked
-            and replace is (bool(context.named) or _is_stale(context.state_of(synced), context.log_start))
+            if replace is (bool(context.named) or _is_stale(context.state_of(synced), context.log_start))
         )
         if tables:
             request = _request(session, exported, context, tables, replace=replace)
@@ -270,31 +253,7 @@ def _copy(
                 copied += load_tables(spark_session("cdc-replay"), request, session.report)
             if replace:
                 record_copy_definitions(session.connection, name, exported.consistent_point, tables)
-    if parked:
-        copied += _reconcile_parked(session, exported, parked)
     return tuple(copied)
-
-
-def _is_parked(context: _SnapshotContext, table: SyncedTable) -> bool:
-    match context.state_of(table):
-        case Parked(applied_lsn, transaction=None):
-            return applied_lsn >= context.log_start
-        case _:
-            return False
-
-
-def _reconcile_parked(
-    session: SubscriptionSession, exported: ExportedSnapshot, tables: tuple[SyncedTable, ...]
-) -> Iterator[CopiedTable]:
-    """Reconcile tables that lack only a lost TOAST value (R4.6): little is moved."""
-    name, lsn = session.subscription.name, exported.consistent_point
-
-    def record(connection: Connection, _: Sequence[TableReconciled]) -> None:
-        record_copy_definitions(connection, name, lsn, tables)
-
-    request = ReconcileRequest(session.subscription, exported, session.dsn, tables, report=session.report)
-    for synced, table in zip(tables, reconcile_tables(request, record), strict=True):
-        yield CopiedTable(synced.table.name, table.rows_read, table.bytes, table.seconds, lsn)
 
 
 def _request(

@@ -3,8 +3,7 @@
 On return the subscribers equal the publisher's filtered state as of one LSN. If the publisher has rewritten a
 table without sending its rows (R11.9), all subscriptions are brought to a fence, and the values of that table
 are compared there (`replay.rewritten_values`); an obstacle to that is a warning, and changes are still
-applied. A table that lacks a value which exists nowhere (R4.6) is left to a snapshot: then all three steps
-are repeated.
+applied.
 
 A subscription whose subscriber does not answer, or whose snapshot fails, stops no other one. Its ready tables
 are still replayed, and the error is in its result.
@@ -17,25 +16,19 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import psycopg
 
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import ZERO, Lsn
-from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import CaptureResult, ReplayResult, SnapshotResult, SyncResult
-from cdc_replay.model.table_state import Parked
 from cdc_replay.replay.capture_and_replay import capture_and_replay
 from cdc_replay.replay.rewritten_values import compare_marked, warn_of_failure
 from cdc_replay.snapshot.run import SnapshotOptions, snapshot_lsn, snapshot_session
 from cdc_replay.subscriber.session import SubscriptionSession
 
 logger = logging.getLogger(__name__)
-
-ROUNDS: Final = 5
-"""A table that parks for a copy in each of these rounds is left to the next sync."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +49,7 @@ def sync_sessions(
         CdcReplayError: from capture, or the first failure if no subscription has tables to replay.
     """
     sync = _Sync(request, dict(failures))
-    for _ in range(ROUNDS):
-        if sync.run_round(sessions):
-            break
+    sync.copy_and_replay(sessions)
     sync.compare_rewritten(sessions)
     names = (*failures, *(session.subscription.name for session in sessions))
     return {name: sync.result(name) for name in names}
@@ -72,8 +63,8 @@ class _Sync:
     results: dict[str, SyncResult] = field(default_factory=dict)
     captured: CaptureResult | None = None
 
-    def run_round(self, sessions: Sequence[SubscriptionSession]) -> bool:
-        """The three steps, once; whether replay has left no table to another snapshot.
+    def copy_and_replay(self, sessions: Sequence[SubscriptionSession]) -> None:
+        """Copy what waits for it, then capture and replay what has tables.
 
         Raises:
             CdcReplayError: from capture, or the first failure if there is nothing to replay.
@@ -85,23 +76,18 @@ class _Sync:
             raise next(iter(self.failures.values()))
         target = self.request.target
         upto = max(target, *(snapshot_lsn(snapshot, target) for snapshot in snapshots.values()))
-        before = [_tables_to_copy(session) for session in replayable]
-        captured, replays = capture_and_replay(self.request.source, replayable, upto)
-        self.captured = captured if self.captured is None else self.captured.followed_by(captured)
+        self.captured, replays = capture_and_replay(self.request.source, replayable, upto)
         for replayed in replays:
             name = replayed.subscription
-            result = SyncResult(
+            self.results[name] = SyncResult(
                 subscription=name,
                 from_lsn=replayed.from_lsn,
                 to_lsn=replayed.to_lsn,
                 seconds=time.monotonic() - began,
                 snapshot=snapshots[name],
-                capture=captured,
+                capture=self.captured,
                 replay=replayed,
             )
-            self.results[name] = self.results[name].followed_by(result) if name in self.results else result
-        pairs = zip(replayable, before, strict=True)
-        return all(_tables_to_copy(session) <= known for session, known in pairs)
 
     def compare_rewritten(self, sessions: Sequence[SubscriptionSession]) -> None:
         """Compare the tables marked as rewritten; all subscriptions reach the fence of that."""
@@ -129,7 +115,7 @@ class _Sync:
             )
 
     def result(self, name: str) -> SyncResult:
-        """All rounds of a subscription; a failure to open or copy it counts as its error."""
+        """What was done for a subscription; a failure to open or copy it counts as its error."""
         if self.captured is None:
             raise next(iter(self.failures.values()))
         empty = ReplayResult(name, ZERO, ZERO, 0.0)
@@ -168,14 +154,3 @@ class _Sync:
     def _record_failure(self, name: str, error: Exception) -> None:
         logger.info("subscription %s: %s", name, error)
         self.failures.setdefault(name, error)
-
-
-def _tables_to_copy(session: SubscriptionSession) -> frozenset[QualifiedName]:
-    """The parked tables that a snapshot without named tables copies."""
-    if not session.subscription.copy_data:
-        return frozenset()
-    return frozenset(
-        name
-        for name, state in session.table_states().items()
-        if isinstance(state, Parked) and state.transaction is None
-    )

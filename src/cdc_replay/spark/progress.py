@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Final
 
 from pyspark import SparkContext
 
+from cdc_replay.beside import beside
 from cdc_replay.model.progress import Progress, Report, Unit, unreported
 
 WATCH_SECONDS: Final = 1.0
 
 
-@contextlib.contextmanager
-def report_tasks(report: Report, action: str, of: str) -> Iterator[None]:
+def report_tasks(report: Report, action: str, of: str) -> AbstractContextManager[None]:
     """Report the tasks of the jobs that run meanwhile, every second; nothing if nobody listens."""
     if report is unreported:
-        yield
-        return
-    ended = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(report, action, of, ended), daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watcher.join()
+        return contextlib.nullcontext()
+    return beside(lambda ended: _watch(report, action, of, ended))
 
 
 def _watch(report: Report, action: str, of: str, ended: threading.Event) -> None:

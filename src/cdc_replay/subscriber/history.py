@@ -23,7 +23,7 @@ from psycopg.rows import class_row
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.results import ReplayResult
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.subscriber.state_schema import has_history, has_proofs
+from cdc_replay.subscriber.state_schema import is_complete
 
 DAYS_KEPT: Final = 30
 PROOF_DAYS_KEPT: Final = 90
@@ -77,7 +77,7 @@ _WINDOWS_OF_COMMITS: Final = """
 
 _VALIDATIONS: Final = """
     select finished, lsn::text, consistent, tables, differing_tables, differing_rows, seconds, report,
-        {is_partial} as is_partial
+        is_partial
     from cdc_replay.validation_history where subscription = %s
     order by finished desc, number desc limit %s
 """
@@ -203,7 +203,7 @@ def windows_of_commits(
     connection: Connection, subscription: str, commit_lsns: Iterable[Lsn]
 ) -> dict[Lsn, WindowRecord]:
     """The window that applied each of these transactions, as far as the history has it."""
-    if not has_history(connection):
+    if not is_complete(connection):
         return {}
     rows = connection.execute(_WINDOWS_OF_COMMITS, ([str(lsn) for lsn in commit_lsns], subscription))
     return {Lsn.parse(commit_lsn): WindowRecord(*window) for commit_lsn, *window in rows}
@@ -211,10 +211,7 @@ def windows_of_commits(
 
 def last_validations(connection: Connection, subscription: str, limit: int) -> tuple[ValidationRecord, ...]:
     """The newest validations, the newest first."""
-    # The state of an earlier release, which no command has written to since, lacks the column.
-    is_partial = sql.SQL("is_partial" if has_proofs(connection) else "false")
-    query = sql.SQL(_VALIDATIONS).format(is_partial=is_partial)
-    return _read(connection, ValidationRecord, query, (subscription, limit))
+    return _read(connection, ValidationRecord, _VALIDATIONS, (subscription, limit))
 
 
 def history_points(
@@ -246,7 +243,7 @@ def _append(
 
 
 def _read(connection: Connection, record: type[Any], query: Query, arguments: Any) -> tuple[Any, ...]:  # noqa: ANN401
-    if not has_history(connection):
+    if not is_complete(connection):
         return ()
     with connection.cursor(row_factory=class_row(record)) as cursor:
         return tuple(cursor.execute(query, arguments))

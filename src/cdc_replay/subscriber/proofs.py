@@ -29,8 +29,7 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import Result
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.subscriber.history import PROOF_DAYS_KEPT
-from cdc_replay.subscriber.recorded_results import last_result
-from cdc_replay.subscriber.state_schema import has_proofs
+from cdc_replay.subscriber.state_schema import is_complete
 from cdc_replay.subscriber.subscription_tables import known_tables
 
 ROWS_KEPT_PER_TABLE: Final = 2000
@@ -177,24 +176,17 @@ def read_proofs(connection: Connection, subscription: str) -> tuple[StoredProof,
 
 
 def proven_point(connection: Connection, subscription: str) -> ProvenPoint | None:
-    """The proof of a subscription: the oldest of its published tables'.
-
-    The state of an earlier release has none of tables: its last validation, which compared all of them, is
-    the proof until the next.
-    """
-    summaries = read_summaries(connection, subscription)
-    if summaries is None:
-        return _point_of_earlier_release(connection, subscription)
-    return subscription_proof(list(summaries.values()))
+    """The proof of a subscription: the oldest of its published tables'."""
+    return subscription_proof(read_summaries(connection, subscription).values())
 
 
-def read_summaries(connection: Connection, subscription: str) -> dict[QualifiedName, ProofSummary] | None:
+def read_summaries(connection: Connection, subscription: str) -> dict[QualifiedName, ProofSummary]:
     """The proofs of the tables of a subscription that are published, by present or last name.
 
-    None if no validation of this release has recorded any.
+    Empty if no validation has recorded any.
     """
-    if not has_proofs(connection):
-        return None
+    if not is_complete(connection):
+        return {}
     stored = {
         relation: (
             is_published,
@@ -210,7 +202,7 @@ def read_summaries(connection: Connection, subscription: str) -> dict[QualifiedN
         )
     }
     if not stored:
-        return None
+        return {}
     # A new table may have the name of a dropped one, whose proof then counts no more.
     tables = sorted(known_tables(connection, subscription), key=lambda table: table.name is not None)
     summaries = {
@@ -218,13 +210,6 @@ def read_summaries(connection: Connection, subscription: str) -> dict[QualifiedN
         for table in tables
     }
     return {name: summary for name, (is_published, summary) in summaries.items() if is_published}
-
-
-def _point_of_earlier_release(connection: Connection, subscription: str) -> ProvenPoint | None:
-    last = last_result(connection, subscription, "validate")
-    if last is None or "outcome" in last.result or not last.result.get("success"):
-        return None
-    return ProvenPoint(Lsn.parse(str(last.result["to_lsn"])), last.finished)
 
 
 def record_proofs(
@@ -262,7 +247,7 @@ def table_history(
     connection: Connection, subscription: str, limit: int
 ) -> dict[QualifiedName, tuple[TableRecord, ...]]:
     """The newest rows of the history of each table, the newest first."""
-    if not has_proofs(connection):
+    if not is_complete(connection):
         return {}
     history: dict[QualifiedName, list[TableRecord]] = {}
     with connection.cursor(row_factory=class_row(TableRecord)) as cursor:
@@ -277,7 +262,7 @@ def _owing(proof: TableProof, owed: int) -> TableProof:
 
 
 def _read_stored(connection: Connection, subscription: str) -> dict[int, tuple[TableProof, bool]]:
-    if not has_proofs(connection):
+    if not is_complete(connection):
         return {}
     return {
         relation: (

@@ -52,18 +52,26 @@ _INSTALL: Final = (
         parked_transaction pg_lsn,
         has_tables_listed boolean not null default false,
         created timestamptz not null default pg_catalog.now(),
+        publisher_database_oid oid not null,
+        publisher_database_name text not null,
+        null_accepted_at pg_lsn,
         check ((parked_at is null) = (parked_reason is null))
     )
     """,
+    # A dump contains the name of a regclass; the restore resolves it to the new oid.
     """
     create table if not exists cdc_replay.subscription_table (
         subscription text not null references cdc_replay.subscription on delete cascade,
+        relation regclass not null,
         schema_name text not null,
         table_name text not null,
         state text not null check (state in ('pending', 'copying', 'ready', 'parked')),
         lsn pg_lsn,
         reason text,
         transaction pg_lsn,
+        rewritten_at pg_lsn,
+        null_accepted_at pg_lsn,
+        primary key (subscription, relation),
         check ((state = 'pending') = (lsn is null)),
         check ((state = 'parked') = (reason is not null))
     )
@@ -71,12 +79,14 @@ _INSTALL: Final = (
     """
     create table if not exists cdc_replay.brought (
         subscription text not null,
+        relation regclass not null,
         schema_name text not null,
         table_name text not null,
         lsn pg_lsn not null,
         filters text[],
         columns text[] not null,
-        relation oid
+        primary key (subscription, relation),
+        foreign key (subscription, relation) references cdc_replay.subscription_table on delete cascade
     )
     """,
     """
@@ -103,85 +113,6 @@ _INSTALL: Final = (
         primary key (subscription, schema_name, table_name)
     )
     """,
-    # Upgrades from earlier versions, by the first writer.
-    """
-    alter table cdc_replay.subscription
-        add column if not exists publisher_database_oid oid,
-        add column if not exists publisher_database_name text,
-        add column if not exists null_accepted_at pg_lsn
-    """,
-    """
-    alter table cdc_replay.subscription_table
-        add column if not exists relation oid,
-        add column if not exists rewritten_at pg_lsn,
-        add column if not exists null_accepted_at pg_lsn
-    """,
-    # Tables were identified by name, and by oid in `brought`. If a publication FOR ALL TABLES of this
-    # database exists, updates need a replica identity.
-    "alter table cdc_replay.subscription_table replica identity full",
-    "alter table cdc_replay.brought replica identity full",
-    """
-    alter table cdc_replay.brought
-        drop constraint if exists brought_subscription_schema_name_table_name_fkey,
-        drop constraint if exists brought_relation_fkey,
-        drop constraint if exists brought_pkey
-    """,
-    "alter table cdc_replay.subscription_table drop constraint if exists subscription_table_pkey",
-    """
-    update cdc_replay.subscription_table as known
-    set relation = coalesce(
-        (select brought.relation from cdc_replay.brought
-         where brought.subscription = known.subscription and brought.schema_name = known.schema_name
-             and brought.table_name = known.table_name),
-        pg_catalog.to_regclass(pg_catalog.format('%I.%I', schema_name, table_name))::oid)
-    where relation is null
-    """,
-    """
-    delete from cdc_replay.subscription_table
-    where ctid in (
-        select ctid
-        from (
-            select ctid, relation, pg_catalog.row_number() over (
-                partition by subscription, relation
-                order by relation = pg_catalog.to_regclass(
-                    pg_catalog.format('%I.%I', schema_name, table_name))::oid desc nulls last
-            ) as place
-            from cdc_replay.subscription_table
-        ) as placed
-        where relation is null or place > 1
-    )
-    """,
-    """
-    update cdc_replay.brought
-    set relation = known.relation
-    from cdc_replay.subscription_table as known
-    where brought.relation is null and brought.subscription = known.subscription
-        and brought.schema_name = known.schema_name and brought.table_name = known.table_name
-    """,
-    """
-    delete from cdc_replay.brought
-    where not exists (
-        select from cdc_replay.subscription_table as known
-        where known.subscription = brought.subscription and known.schema_name = brought.schema_name
-            and known.table_name = brought.table_name and known.relation = brought.relation
-    )
-    """,
-    # A dump contains the name of a regclass; the restore resolves it to the new oid.
-    "alter table cdc_replay.subscription_table alter column relation type regclass",
-    "alter table cdc_replay.brought alter column relation type regclass",
-    "alter table cdc_replay.subscription_table add primary key (subscription, relation)",
-    """
-    alter table cdc_replay.brought
-        add primary key (subscription, relation),
-        add constraint brought_relation_fkey foreign key (subscription, relation)
-            references cdc_replay.subscription_table on delete cascade
-    """,
-    "alter table cdc_replay.subscription_table replica identity default",
-    "alter table cdc_replay.brought replica identity default",
-)
-
-
-_INSTALL_HISTORY: Final = (
     """
     create table if not exists cdc_replay.window_history (
         subscription text not null references cdc_replay.subscription on delete cascade,
@@ -214,13 +145,9 @@ _INSTALL_HISTORY: Final = (
         differing_rows bigint not null,
         seconds float8 not null,
         report text not null,
+        is_partial boolean not null default false,
         primary key (subscription, finished, number)
     )
-    """,
-    # Validations of earlier versions compared all tables.
-    """
-    alter table cdc_replay.validation_history
-        add column if not exists is_partial boolean not null default false
     """,
     """
     create table if not exists cdc_replay.proof_history (
@@ -258,24 +185,10 @@ _INSTALL_HISTORY: Final = (
     """,
     sql.SQL(CREATE_LOCK_KEY_TABLE).format(table=sql.Identifier(SCHEMA, LOCK_KEY_TABLE)),
 )
-"""Also for the state of earlier versions, by the first writer; readers do not need it."""
+"""Release 0.1.0 has those up to `copy_progress`: the first writer adds the others, readers do without."""
 
-
-_IS_INSTALLED: Final = """
-    select exists (
-        select from pg_catalog.pg_constraint
-        where conrelid = pg_catalog.to_regclass('cdc_replay.brought') and conname = 'brought_relation_fkey'
-    )
-"""
-"""The last statements of `_INSTALL` have run."""
-
-_HAS_HISTORY: Final = "select pg_catalog.to_regclass('cdc_replay.validation_history') is not null"
-"""The history has its first tables; `_HAS_PROOFS` tells whether it is complete."""
-
-_HAS_PROOFS: Final = "select pg_catalog.to_regclass('cdc_replay.table_proof') is not null"
-
-_HAS_LOCK_KEYS: Final = "select pg_catalog.to_regclass('cdc_replay.lock_key') is not null"
-"""The last statement of `_INSTALL_HISTORY` has run."""
+_IS_COMPLETE: Final = "select pg_catalog.to_regclass('cdc_replay.lock_key') is not null"
+"""The last statement of `_INSTALL` has run."""
 
 _EXISTS: Final = "select pg_catalog.to_regclass('cdc_replay.subscription') is not null"
 
@@ -292,8 +205,8 @@ _CHECKED: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
 
 One that has not found it does not belong here: anybody with CREATE on the database can make it meanwhile."""
 
-_COMPLETE: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
-"""Connections that have seen the schema complete; only `drop` makes that untrue."""
+_INSTALLED: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
+"""Connections that have seen the tables; only `drop` makes that untrue."""
 
 
 def install(connection: Connection) -> None:
@@ -303,7 +216,7 @@ def install(connection: Connection) -> None:
         MissingPrivilege: if the role may not create a schema in this database.
         SubscriberNotReady: if another role controls the schema, or has created it meanwhile.
     """
-    if has_history(connection) and has_proofs(connection) and has_lock_keys(connection):
+    if is_complete(connection):
         return
     for is_last in (*(False,) * (_TRIES - 1), True):
         try:
@@ -327,8 +240,7 @@ def _install(connection: Connection) -> None:
         # Another session, of anybody, may have created it meanwhile.
         if not check_state_ownership(connection):
             connection.execute("create schema cdc_replay")
-        ((is_complete,),) = connection.execute(_IS_INSTALLED)
-        for statement in (*(() if is_complete else _INSTALL), *_INSTALL_HISTORY):
+        for statement in _INSTALL:
             connection.execute(statement)
 
 
@@ -370,49 +282,31 @@ def drop(connection: Connection) -> None:
 
 def _forget(connection: Connection) -> None:
     _CHECKED.discard(connection)
-    _COMPLETE.discard(connection)
+    _INSTALLED.discard(connection)
 
 
 def is_installed(connection: Connection) -> bool:
-    """Whether this database has the schema with its tables, except perhaps those of the history.
+    """Whether this database has the schema with its tables, except perhaps those that 0.1.0 lacks.
 
     Raises:
         SubscriberNotReady: if another role controls the schema.
     """
-    if connection in _COMPLETE:
+    if connection in _INSTALLED:
         return True
     if connection not in _CHECKED:
         if not check_state_ownership(connection):
             return False
         _CHECKED.add(connection)
-    ((is_complete,),) = connection.execute(_IS_INSTALLED)
-    if is_complete:
-        _COMPLETE.add(connection)
-    return bool(is_complete)
+    ((exists,),) = connection.execute(_EXISTS)
+    if exists:
+        _INSTALLED.add(connection)
+    return bool(exists)
 
 
-def has_history(connection: Connection) -> bool:
-    """Whether this database has the tables of `history`.
-
-    Raises:
-        SubscriberNotReady: if another role controls the schema.
-    """
-    return is_installed(connection) and bool(connection.execute(_HAS_HISTORY).fetchall()[0][0])
-
-
-def has_proofs(connection: Connection) -> bool:
-    """Whether this database has the tables of `proofs`.
+def is_complete(connection: Connection) -> bool:
+    """Whether this database has all tables.
 
     Raises:
         SubscriberNotReady: if another role controls the schema.
     """
-    return is_installed(connection) and bool(connection.execute(_HAS_PROOFS).fetchall()[0][0])
-
-
-def has_lock_keys(connection: Connection) -> bool:
-    """Whether this database has the keys of `subscription_lock`, and with them all tables.
-
-    Raises:
-        SubscriberNotReady: if another role controls the schema.
-    """
-    return is_installed(connection) and bool(connection.execute(_HAS_LOCK_KEYS).fetchall()[0][0])
+    return is_installed(connection) and bool(connection.execute(_IS_COMPLETE).fetchall()[0][0])

@@ -96,6 +96,6 @@ def _lock_of(connection: Connection, subscription: str, *, upgrade: bool = False
     if not is_standby:
         if upgrade:
             state_schema.upgrade(connection)
-        if state_schema.has_lock_keys(connection):
+        if state_schema.is_complete(connection):
             return KeyedLock(connection, state_schema.SCHEMA, subscription)
     return FixedLock(connection, stable_hash(subscription))

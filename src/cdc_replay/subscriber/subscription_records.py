@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 from psycopg.errors import UndefinedTable
@@ -35,9 +34,9 @@ _SET_DATABASE: Final = """
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRecord:
-    """A subscription's record; `parked_at` and `parked_reason` are set together.
+    """A subscription's record; `parked_at`, `parked_reason` and `parked_transaction` are set together.
 
-    `parked_transaction` is the commit LSN of the transaction that the subscriber refuses, if there is one.
+    `parked_transaction` is the commit LSN of the transaction that the subscriber refuses.
     """
 
     name: str
@@ -45,17 +44,13 @@ class SubscriptionRecord:
     publications: tuple[str, ...]
     parked_at: Lsn | None
     parked_reason: str | None
-    created: datetime
-    parked_transaction: Lsn | None = None
-    publisher_database: Database | None = None
-    """None if a log of an earlier release has not been captured to since."""
+    parked_transaction: Lsn | None
+    publisher_database: Database
 
-    def is_bound_to(self, publisher_system_identifier: str, database: Database | None) -> bool:
-        """Whether the subscription is bound to that database, as far as the record says."""
-        if self.publisher_system_identifier != publisher_system_identifier:
-            return False
-        recorded = self.publisher_database
-        return recorded is None or database is None or recorded.oid == database.oid
+    def is_bound_to(self, publisher_system_identifier: str, database: Database) -> bool:
+        """Whether the subscription is bound to that database."""
+        bound_to = (self.publisher_system_identifier, self.publisher_database.oid)
+        return bound_to == (publisher_system_identifier, database.oid)
 
 
 def bind_subscription(
@@ -63,7 +58,7 @@ def bind_subscription(
     subscription: str,
     publisher_system_identifier: str,
     publications: Iterable[str],
-    database: Database | None = None,
+    database: Database,
 ) -> None:
     """Bind the subscription to its publisher, or update its list of publications.
 
@@ -71,13 +66,12 @@ def bind_subscription(
         AnotherPublisher: if the subscription is bound to another cluster or another database.
     """
     check_publisher(connection, subscription, publisher_system_identifier, database)
-    oid, name = (None, None) if database is None else (database.oid, database.name)
-    values = (subscription, publisher_system_identifier, list(publications), oid, name)
+    values = (subscription, publisher_system_identifier, list(publications), database.oid, database.name)
     connection.execute(_REMEMBER, values)
 
 
 def check_publisher(
-    connection: Connection, subscription: str, publisher_system_identifier: str, database: Database | None
+    connection: Connection, subscription: str, publisher_system_identifier: str, database: Database
 ) -> None:
     """Check that the subscription, if it is recorded, is bound to that database of that cluster.
 
@@ -91,12 +85,12 @@ def check_publisher(
         return
     if not record.is_bound_to(publisher_system_identifier, database):
         raise _another_publisher(record, publisher_system_identifier, database)
-    if database is not None and record.publisher_database != database:
+    if record.publisher_database != database:
         connection.execute(_SET_DATABASE, (database.oid, database.name, subscription))
 
 
 def _another_publisher(
-    record: SubscriptionRecord, system_identifier: str, database: Database | None
+    record: SubscriptionRecord, system_identifier: str, database: Database
 ) -> AnotherPublisher:
     return AnotherPublisher(
         f'subscription "{record.name}" belongs to another publisher',
@@ -110,9 +104,8 @@ def _another_publisher(
     )
 
 
-def _describe_database(system_identifier: str, database: Database | None) -> str:
-    cluster = f"the cluster with system identifier {system_identifier}"
-    return cluster if database is None else f"database {database} of {cluster}"
+def _describe_database(system_identifier: str, database: Database) -> str:
+    return f"database {database} of the cluster with system identifier {system_identifier}"
 
 
 def subscription_record(connection: Connection, subscription: str) -> SubscriptionRecord | None:
@@ -120,29 +113,26 @@ def subscription_record(connection: Connection, subscription: str) -> Subscripti
     if not is_installed(connection):
         return None
     row = connection.execute(
-        "select name, publisher_system_identifier, publications, parked_at::text, parked_reason, created,"
+        "select name, publisher_system_identifier, publications, parked_at::text, parked_reason,"
         " parked_transaction::text, publisher_database_oid, publisher_database_name"
         " from cdc_replay.subscription where name = %s",
         (subscription,),
     ).fetchone()
     if row is None:
         return None
-    name, system_identifier, publications, parked_at, parked_reason, created, transaction, *database = row
+    name, system_identifier, publications, parked_at, parked_reason, transaction, *database = row
     return SubscriptionRecord(
         name,
         system_identifier,
         tuple(publications),
         None if parked_at is None else Lsn.parse(parked_at),
         parked_reason,
-        created,
         None if transaction is None else Lsn.parse(transaction),
-        None if database[0] is None else Database(*database),
+        Database(*database),
     )
 
 
-def park(
-    connection: Connection, subscription: str, at: Lsn, reason: str, transaction: Lsn | None = None
-) -> None:
+def park(connection: Connection, subscription: str, at: Lsn, reason: str, transaction: Lsn) -> None:
     """Park the subscription (PostgreSQL: disable) at position `at`, which replay could not pass.
 
     `transaction` is the commit LSN of the refused transaction, which replay retries.
@@ -150,7 +140,7 @@ def park(
     connection.execute(
         "update cdc_replay.subscription set parked_at = %s, parked_reason = %s, parked_transaction = %s"
         " where name = %s",
-        (str(at), reason, None if transaction is None else str(transaction), subscription),
+        (str(at), reason, str(transaction), subscription),
     )
 
 

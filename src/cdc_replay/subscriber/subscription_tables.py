@@ -212,17 +212,17 @@ def _stored(state: TableState) -> tuple[str, str | None, str | None, str | None]
         case Ready(applied_lsn):
             return "ready", str(applied_lsn), None, None
         case Parked(applied_lsn, reason, transaction):
-            return "parked", str(applied_lsn), reason, None if transaction is None else str(transaction)
+            return "parked", str(applied_lsn), reason, str(transaction)
     assert_never(state)
 
 
 def _state(word: str, lsn: str | None, reason: str | None, transaction: str | None) -> TableState:
-    match word, lsn, reason:
-        case "copying", str(), _:
+    match word, lsn, reason, transaction:
+        case "copying", str(), _, _:
             return Copying(Lsn.parse(lsn))
-        case "ready", str(), _:
+        case "ready", str(), _, _:
             return Ready(Lsn.parse(lsn))
-        case "parked", str(), str():
-            return Parked(Lsn.parse(lsn), reason, None if transaction is None else Lsn.parse(transaction))
+        case "parked", str(), str(), str():
+            return Parked(Lsn.parse(lsn), reason, Lsn.parse(transaction))
         case _:
             return Pending()

@@ -107,8 +107,6 @@ _COLUMNS: Final = """
             where element.attrelid = attribute.attrelid and element.attnum = attribute.attnum
                 and type_oid >= 16384 and typtype not in ('b', 'e')
         ),
-        attribute.attnotnull,
-        pg_get_expr(attrdef.adbin, attrdef.adrelid),
         attribute.attgenerated <> '', attribute.attidentity,
         attribute.attidentity <> '' or exists (
             select from pg_proc
@@ -228,8 +226,6 @@ class TargetColumn:
     base_type_sql: str
     collation: tuple[str, str] | None
     is_opaque: bool
-    not_null: bool
-    default_sql: str | None
     is_generated: bool
     identity: str
     is_volatile: bool
@@ -415,16 +411,13 @@ def _read_columns(connection: Connection, oids: list[int]) -> dict[int, list[tup
 
 
 def _target_column(row: tuple[object, ...], identity: Mapping[str, _Operators]) -> TargetColumn:
-    name, type_sql, base_type_sql, collation_schema, collation, is_opaque, *more = row
-    not_null, default_sql, generated, kind, is_volatile = more
+    name, type_sql, base_type_sql, collation_schema, collation, is_opaque, generated, kind, is_volatile = row
     return TargetColumn(
         str(name),
         str(type_sql),
         str(base_type_sql),
         None if collation is None else (str(collation_schema), str(collation)),
         bool(is_opaque),
-        bool(not_null),
-        None if default_sql is None else str(default_sql),
         bool(generated),
         str(kind),
         bool(is_volatile),

@@ -78,11 +78,11 @@ class FittedTable:
         return max(cell.cell_len for cell in cells)
 
 
-def labelled(pairs: Iterable[tuple[str, RenderableType]], *, indent: int = GAP) -> RenderableType:
+def labelled(pairs: Iterable[tuple[str, RenderableType]]) -> RenderableType:
     """Labels and their texts, which wrap beside the labels."""
     grid = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
     grid.add_column(no_wrap=True, style=FAINT)
     grid.add_column(overflow="fold")
     for label, value in pairs:
         grid.add_row(text(label), value)
-    return Padding(grid, (0, 0, 0, indent), expand=False)
+    return Padding(grid, (0, 0, 0, GAP), expand=False)

@@ -25,6 +25,10 @@ LogLevelOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 ToLsnOption = Annotated[str | None, typer.Option("--to-lsn", help="WAL position, such as 0/16B3748.")]
+BinFolderOption = Annotated[
+    Path | None,
+    typer.Option("--bin", metavar="FOLDER", help="Programs of a server of the publisher's version."),
+]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask; without a terminal nothing is asked.")]
 
 

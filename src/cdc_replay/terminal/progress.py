@@ -17,6 +17,7 @@ from rich.progress import Progress as Display
 from rich.table import Column
 from rich.text import Text
 
+from cdc_replay.beside import beside
 from cdc_replay.model.duration import duration_in_words
 from cdc_replay.model.printable import printable
 from cdc_replay.model.progress import Pace, Progress
@@ -36,7 +37,7 @@ def show_progress(title: str, console: Console | None = None) -> Iterator[ShownP
     console = console or Console(stderr=True)
     if not console.is_terminal:
         log = ProgressLog()
-        with _reminded(log):
+        with beside(log.remind_until):
             yield log
         return
     columns = (
@@ -56,24 +57,6 @@ class _Counts(TextColumn):
     def render(self, task: Task) -> Text:
         """The text of the column."""
         return super().render(task) if task.fields["counts"] else Text(duration_in_words(task.elapsed or 0.0))
-
-
-@contextlib.contextmanager
-def _reminded(log: ProgressLog) -> Iterator[None]:
-    """Let the log say again what is worked on, also while nothing reports."""
-    ended = threading.Event()
-
-    def remind() -> None:
-        while not ended.wait(REMIND_SECONDS):
-            log.remind()
-
-    reminder = threading.Thread(target=remind, daemon=True)
-    reminder.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        reminder.join()
 
 
 class ShownProgress(Protocol):
@@ -106,6 +89,11 @@ class ProgressLog:
                 return
             self._logged[key] = now
         logger.info("%s %s: %s", progress.action, progress.of, pace.describe(progress, now))
+
+    def remind_until(self, ended: threading.Event) -> None:
+        """Say again what is worked on, also while nothing reports."""
+        while not ended.wait(REMIND_SECONDS):
+            self.remind()
 
     def remind(self) -> None:
         """Log what was reported last, if it is not done and it is time."""

@@ -75,11 +75,6 @@ class Selection:
     max_bytes: int | None = None
     unknown: tuple[str, ...] = ()
 
-    @classmethod
-    def of_all(cls, tables: Iterable[ValidatedTable]) -> Selection:
-        """All rows of these tables."""
-        return cls(tuple(map(ChosenTable, tables)))
-
     def again(
         self, tables: Iterable[ValidatedTable], proofs: Mapping[QualifiedName, TableProof]
     ) -> Selection:

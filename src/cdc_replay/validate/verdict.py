@@ -17,11 +17,15 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from cdc_replay.compare.difference import Difference, DifferenceKind
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.proof import BUCKETS, Evidence, TableProof
 from cdc_replay.model.relation import QualifiedName
+
+FAILURES_DESCRIBED: Final = 10
+"""Most failed tables in the error of a validation."""
 
 
 class CheckKind(enum.Enum):
@@ -211,7 +215,7 @@ class Verdict:
             if table.differs and not table.can_be_repaired
         )
 
-    def describe_failures(self, limit: int = 10) -> tuple[str, ...]:
+    def describe_failures(self) -> tuple[str, ...]:
         """One line per failed table: the checks, and the first keys."""
         lines = [] if self.error is None else [self.error]
         lines += [_describe(table) for table in self.tables if not table.success]
@@ -220,7 +224,8 @@ class Verdict:
             for left in self.left_out
             if left.age is not None and not left.age.passes
         ]
-        return (*lines[:limit], *([f"… and {len(lines) - limit} more"] if len(lines) > limit else []))
+        more = len(lines) - FAILURES_DESCRIBED
+        return (*lines[:FAILURES_DESCRIBED], *([f"… and {more} more"] if more > 0 else []))
 
     def describe_not_reached(self) -> tuple[str, ...]:
         """The tables, or parts of them, for which the budget was not enough."""

@@ -10,9 +10,7 @@ from typing import Any
 
 from cdc_replay.capture.pull import CaptureSource, current_position
 from cdc_replay.capture.setup import SetupRequest, setup_publisher
-from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.peek import PeekOptions, peek
 from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 from fixtures.captured import Captured
@@ -82,8 +80,7 @@ def _without_options(subject: Captured, folder: Path) -> Captured:
     # A copy of a slot starts where the slot does, and has no two_phase.
     subject.database.run(f"select pg_copy_logical_replication_slot('{subject.source.slot}', '{slot}')")
     uri = str(folder / "plain")
-    start = Lsn(header.start_lsn.value)
-    ChangeLog.create(uri, LogHeader(header.system_identifier, header.timeline, slot, start))
+    ChangeLog.create(uri, dataclasses.replace(header, slot=slot))
     source = CaptureSource("test", subject.source.dsn, slot, uri)
     request = dataclasses.replace(subject.request, slot=slot, change_log=uri, two_phase=False)
     return Captured(subject.database, source, request)

@@ -18,6 +18,7 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.metadata_tables import CatalogRow
 from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import LOG_SCHEMA, read_row_group
+from cdc_replay.model.database import Database
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.relation import (
     QualifiedName,
@@ -27,7 +28,7 @@ from cdc_replay.model.relation import (
     ReplicaIdentity,
 )
 
-HEADER: Final = LogHeader("7000000000000000001", 1, "slot", Lsn(100))
+HEADER: Final = LogHeader("7000000000000000001", 1, "slot", Lsn(100), Database(5, "shop"))
 EVERYTHING: Final = Window(ZERO, Lsn(2**62))
 
 Row: TypeAlias = tuple[int, int, bytes]

@@ -89,7 +89,9 @@ class History:
         with database.connect() as connection:
             state_schema.install(connection)
             identifier = system_identifier or self.log.header.system_identifier
-            subscription_records.bind_subscription(connection, name, identifier, ["p"])
+            subscription_records.bind_subscription(
+                connection, name, identifier, ["p"], self.log.header.database
+            )
             for index, state in enumerate(states):
                 database.run(f"create table t{index} ()")
                 subscription_tables.set_table_state(
@@ -177,7 +179,7 @@ def test_changes_that_the_slowest_subscription_needs_stay(history: History) -> N
     ("make", "expected"),
     [
         (lambda at: (Copying(at[1]), Ready(at[3])), [1, 2, 3]),
-        (lambda at: (Parked(at[3], "its reason"),), [3]),
+        (lambda at: (Parked(at[3], "its reason", at[4]),), [3]),
         (lambda at: (Pending(), Ready(at[3])), [3]),
         (lambda _: (Pending(),), []),
         (lambda _: (), []),
@@ -342,9 +344,9 @@ def test_a_subscriber_of_another_publisher_prevents_pruning(history: History) ->
 
 
 def test_the_state_of_an_earlier_release_is_upgraded_and_read(history: History) -> None:
-    """Its schema lacks columns."""
+    """Its schema lacks tables."""
     database = history.subscriber("s", Ready(history.positions[2]))
-    database.run("alter table cdc_replay.subscription_table drop column null_accepted_at")
+    database.run("drop table cdc_replay.lock_key")
     assert history.prune().needed_lsn == history.positions[2]
     assert history.kept() == [2, 3]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cdc_replay.changelog.log import ChangeLog
 from fixtures.command_line import CommandLine
 from fixtures.postgres import Database
 from integration.changelog.conftest import SECRET
@@ -37,4 +36,3 @@ def test_a_subscription_is_set_up_synchronised_and_verified(
 
     cli.succeeds("verify-log", "pub")
     cli.succeeds("teardown", "pub")
-    assert ChangeLog.remove(s3_uri)

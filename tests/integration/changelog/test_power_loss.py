@@ -156,24 +156,6 @@ def is_broken(uri: str, promised: Publisher) -> bool:
     return False
 
 
-def test_an_interrupted_removal_leaves_the_whole_log_or_can_be_repeated(
-    tmp_path: Path,
-) -> None:
-    publisher = Publisher()
-    disk = new_disk(tmp_path / "disk", publisher)
-    uri = str(disk.root / "log")
-    from_the_beginning(publisher, uri, PULLS[0].end)
-    disk = Disk(disk.root, publisher.copy)
-    with disk.recording():
-        assert ChangeLog.remove(uri)
-    for _, survivor in states(disk, tmp_path / "state"):
-        if ChangeLog.exists(survivor):
-            check_readable(survivor, publisher)
-        ChangeLog.remove(survivor)
-        assert not ChangeLog.remove(survivor)
-        publisher.copy().set_up(survivor)
-
-
 @contextlib.contextmanager
 def failing(step: int, folder: Path) -> Iterator[list[str]]:
     """The step of that number, of those below the folder, fails; the block gets its name."""

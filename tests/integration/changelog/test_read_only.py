@@ -71,7 +71,6 @@ def test_every_write_is_refused_with_its_reason_and_changes_nothing(uri: str) ->
             lambda: log.write([messages(170, 1)]),
             lambda: log.add_relations({9: relation(9)}),
             lambda: log.commit([], Lsn(170)),
-            lambda: ChangeLog.remove(uri),
             lambda: ChangeLog.create(f"{uri}/another", HEADER),
         )
         for attempt in attempts:

@@ -5,6 +5,7 @@ Real servers, a real SMTP server and a real webhook; each look is the command th
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import shutil
@@ -21,10 +22,18 @@ from cdc_replay.commands.capture import capture
 from cdc_replay.commands.setup import setup
 from cdc_replay.config import load_config
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.proof import BUCKETS, Evidence
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready, TableState
 from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.subscriber import recorded_results, state_schema, subscription_records, subscription_tables
+from cdc_replay.subscriber import (
+    proofs,
+    recorded_results,
+    state_schema,
+    subscription_records,
+    subscription_tables,
+)
+from cdc_replay.subscriber.proofs import TableSeen
 from fixtures.alarm_sinks import SmtpSink, WebhookSink
 from fixtures.command_line import PROGRAM, one_object
 from fixtures.native import wait_for
@@ -165,7 +174,9 @@ def planted(
     header = ChangeLog.open(str(made.log)).header
     with made.subscriber_session() as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", header.system_identifier, ["p"])
+        subscription_records.bind_subscription(
+            connection, "nsw", header.system_identifier, ["p"], header.database
+        )
     made.set_table(Ready(made.capture()))
     assert made.look() == []
     assert webhook_sink.posts == []
@@ -243,24 +254,26 @@ def test_retained_wal_over_the_bound(planted: Planted) -> None:
 
 
 def test_a_proof_that_is_too_old_and_one_that_failed(planted: Planted) -> None:
-    def validated(success: bool, age: str) -> None:
-        with planted.subscriber_session() as connection, connection.transaction():
-            result = {"success": success, "to_lsn": "0/16B3748"}
+    table, everything = QualifiedName("public", "t"), frozenset(range(BUCKETS))
+
+    def validated(success: bool, age: dt.timedelta) -> None:
+        at, lsn = dt.datetime.now(dt.UTC) - age, Lsn.parse("0/16B3748")
+        evidence = Evidence("d", 1, lsn, at, everything, frozenset() if success else everything)
+        with planted.subscriber_session() as connection:
+            result = {"success": success, "to_lsn": str(lsn)}
             recorded_results.record_result(connection, "nsw", "validate", result)
-            connection.execute(
-                "update cdc_replay.result set finished = now() - %s::interval where command = 'validate'",
-                [age],
-            )
+            seen = TableSeen(table, 1, 0, 1, 1.0, evidence)
+            proofs.record_proofs(connection, "nsw", lsn, [seen], published=[table], owed={})
 
     planted.bounds = {"max_proof_age": "24h"}
-    validated(True, "30 hours")
+    validated(True, dt.timedelta(hours=30))
     alarm = planted.check_once("subscription nsw: proof age")
     assert alarm["message"] == "its proof is 30 h old, at most 24 h are allowed"
-    validated(True, "1 hour")
+    validated(True, dt.timedelta(hours=1))
     planted.check_resolved("subscription nsw: proof age")
-    validated(False, "1 hour")
+    validated(False, dt.timedelta(hours=1))
     assert planted.check_once("subscription nsw: not consistent")["lsn"] == "0/16B3748"
-    validated(True, "1 minute")
+    validated(True, dt.timedelta(minutes=1))
     planted.check_resolved("subscription nsw: not consistent")
 
 

@@ -43,7 +43,9 @@ def ready(cli: CommandLine) -> None:
     header = ChangeLog.open(str(cli.change_log)).header
     with connect(cli.subscriber.dsn, purpose="test") as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "s", header.system_identifier, ["p"])
+        subscription_records.bind_subscription(
+            connection, "s", header.system_identifier, ["p"], header.database
+        )
         for name in ("t", "u"):
             subscription_tables.set_table_state(
                 connection, "s", QualifiedName("public", name), Ready(header.start_lsn)

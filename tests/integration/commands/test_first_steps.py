@@ -186,7 +186,9 @@ class Sides:
         header = ChangeLog.open(str(self.file.parent / "log")).header
         with connect(self.subscriber.dsn, purpose="test") as connection:
             state_schema.install(connection)
-            subscription_records.bind_subscription(connection, "s", header.system_identifier, ["p"])
+            subscription_records.bind_subscription(
+                connection, "s", header.system_identifier, ["p"], header.database
+            )
             for name in ("t", "u"):
                 table = QualifiedName("public", name)
                 subscription_tables.set_table_state(connection, "s", table, Ready(header.start_lsn))

@@ -15,7 +15,6 @@ import yaml
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.prune import prune
@@ -209,35 +208,6 @@ def test_renamed_database_is_replayed_under_its_new_name(synced: Twin) -> None:
         assert validate(synced.config, "s").success
     finally:
         rename(NASTY, publisher.name)
-
-
-def test_log_and_state_of_an_earlier_release_are_taken_over(
-    synced: Twin, other: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They do not say of which database they are: the next capture and replay write it down."""
-    teardown(synced.config, "pub")
-    shutil.rmtree(synced.change_log)
-    with monkeypatch.context() as patch:
-        patch.setattr("cdc_replay.capture.setup.LogHeader", lambda *values: LogHeader(*values[:4]))
-        setup(synced.config, "pub")
-    subscriber = synced.pairs["s"].ours
-    subscriber.run(
-        "update cdc_replay.subscription set publisher_database_oid = null, publisher_database_name = null"
-    )
-    assert ChangeLog.open(str(synced.change_log)).header.database is None
-    synced.publish("insert into t values (2, 2)")
-    synced.sync_ours()
-    synced.sync_ours()
-    known = PublisherDatabase(oid(synced.publisher), synced.publisher.name)
-    assert ChangeLog.open(str(synced.change_log)).header.database == known
-    with subscriber.connect() as connection:
-        record = subscription_records.subscription_record(connection, "s")
-    assert record is not None
-    assert record.publisher_database == known
-    synced.options = {"dsn": other.dsn}
-    with pytest.raises(ChangeLogMismatch):
-        synced.sync_ours()
-    assert rows(synced) == [(1, 1), (2, 2)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import pytest
 from cdc_replay.commands.refresh import refresh
 from cdc_replay.commands.validate import validate
 from cdc_replay.subscriber import state_schema, subscription_records
+from fixtures.postgres import ANY_DATABASE
 from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
@@ -95,7 +96,9 @@ def test_the_state_of_a_subscriber_that_is_a_publisher_too_is_not_replicated(twi
     twin.publisher.run(f"{TABLE}; create publication p for all tables; insert into t values (1, 1)")
     with twin.publisher.connect() as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "s", "7000000000000000001", ["upstream"])
+        subscription_records.bind_subscription(
+            connection, "s", "7000000000000000001", ["upstream"], ANY_DATABASE
+        )
     twin.subscribe("s", "p", tables=TABLE, native=False)
     twin.sync_ours("s")
 

@@ -65,7 +65,7 @@ def proven(twin: Twin) -> dict[str, Lsn | None]:
 
 def summaries(twin: Twin) -> dict[QualifiedName, ProofSummary]:
     with twin.pairs["s"].ours.connect() as connection:
-        return proofs.read_summaries(connection, "s") or {}
+        return proofs.read_summaries(connection, "s")
 
 
 def compared(result: ValidateResult) -> dict[Any, Any]:

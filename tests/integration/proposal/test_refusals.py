@@ -17,7 +17,7 @@ from cdc_replay.model.subscription import Subscription
 from cdc_replay.postgres.connection import connect
 from cdc_replay.proposal.elsewhere import THROWAWAY
 from cdc_replay.proposal.publisher import PUBLISHER
-from cdc_replay.proposal.run import PlanRequest, plan_proposal
+from cdc_replay.proposal.run import PlanOptions, PlanRequest, plan_proposal
 from fixtures.postgres import Database
 
 TABLES = """
@@ -56,7 +56,7 @@ def planned(publisher: Database, tmp_path: Path) -> PlanScript:
             publisher_dsn=dsn or publisher.dsn,
             change_log=str(tmp_path / "no_log"),
             script=script,
-            **options,
+            options=PlanOptions(**options),
         )
         return plan_proposal(request)
 

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cdc_replay.commands.plan import PlanOptions, plan
+from cdc_replay.commands.plan import plan
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.proposed_change import PlannedTable, PlanResult, SentChanges
 from cdc_replay.model.results import ReplayResult
 from cdc_replay.pgoutput.messages import Delete, Insert, RelationMessage, Update
 from cdc_replay.pgoutput.reader import decode
+from cdc_replay.proposal.run import PlanOptions
 from fixtures.postgres import Database
 from fixtures.twin import Twin
 

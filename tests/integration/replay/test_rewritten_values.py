@@ -17,8 +17,7 @@ from cdc_replay.commands.status import status
 from cdc_replay.commands.validate import validate
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import TableCompared
-from cdc_replay.model.table_state import Parked, Ready
-from cdc_replay.replay.table_rewrites import PARKED_BY_REWRITE
+from cdc_replay.model.table_state import Ready
 from cdc_replay.subscriber import subscription_records, subscription_tables
 from fixtures.log_records import warnings_of
 from fixtures.twin import Twin
@@ -413,21 +412,3 @@ def test_values_exchanged_between_rows_are_updated_under_a_unique_constraint(twi
 
     assert compared.updated == 2
     assert ours(twin, "t") == [(1, 3, "kept 1"), (2, 2, "kept 2"), (3, 1, "kept 3")]
-
-
-def test_table_parked_by_an_earlier_version_is_compared(twin: Twin) -> None:
-    """R11.9: it continues from its position, and the subscriber's own rows stay."""
-    twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")
-    twin.subscribe("s", "p", tables=THERE, native=False)
-    (before,) = twin.sync_ours()
-    twin.pairs["s"].ours.run("insert into t values (50, 50)")
-    twin.publish(f"insert into t values (3, 3);\n{HUNDREDFOLD}")
-    with twin.pairs["s"].ours.connect() as connection:
-        parked = Parked(before.to_lsn, f"{PARKED_BY_REWRITE}0/0, which sends no changes (R11.9)")
-        subscription_tables.set_table_state(connection, "s", QualifiedName("public", "t"), parked)
-
-    (compared,) = snapshot(twin.config, "s").compared
-
-    assert compared.updated == 3
-    assert [row[:2] for row in ours(twin, "t")] == [(1, 100), (2, 200), (3, 300), (50, 50)]
-    assert isinstance(twin.states("s")["t"], Ready)

@@ -21,7 +21,7 @@ from cdc_replay.snapshot.copy_tables import CopiedTable, load_tables
 from cdc_replay.snapshot.planning import SnapshotRequest
 from cdc_replay.subscriber import state_schema, subscription_records, subscription_tables
 from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
-from fixtures.postgres import Database
+from fixtures.postgres import ANY_DATABASE, Database
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +36,7 @@ def snapshot_request(
     """A request for every table of the publications as of now; `changes` are fields of it."""
     with connect(subscriber_dsn, purpose="test") as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "s", ANY_CLUSTER, publications)
+        subscription_records.bind_subscription(connection, "s", ANY_CLUSTER, publications, ANY_DATABASE)
     with export_snapshot(publisher_dsn) as exported:
         with import_snapshot(exported, purpose="test") as reader:
             catalog = read_catalog(reader, exported.consistent_point)

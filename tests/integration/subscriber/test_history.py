@@ -10,9 +10,9 @@ import pytest
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.results import ReplayResult
 from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.subscriber import history, state_schema, subscription_records
+from cdc_replay.subscriber import history, proofs, state_schema, subscription_records
 from cdc_replay.subscriber.history import TimeRange
-from fixtures.postgres import Database
+from fixtures.postgres import ANY_DATABASE, Database
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def connection(subscriber: Database) -> Iterator[Connection]:
     with connect(subscriber.dsn, purpose="history test") as connection:
         state_schema.install(connection)
         for name in ("nsw", "act"):
-            subscription_records.bind_subscription(connection, name, "1", ["p"])
+            subscription_records.bind_subscription(connection, name, "1", ["p"], ANY_DATABASE)
         yield connection
 
 
@@ -105,8 +105,12 @@ def test_validations_are_kept(connection: Connection) -> None:
 
 
 def test_state_of_an_earlier_version_gets_the_tables(connection: Connection, subscriber: Database) -> None:
-    connection.execute("drop table cdc_replay.window_history, cdc_replay.validation_history")
+    connection.execute(
+        "drop table cdc_replay.window_history, cdc_replay.validation_history, cdc_replay.proof_history,"
+        " cdc_replay.table_proof, cdc_replay.lock_key"
+    )
     assert history.last_windows(connection, "nsw", 10) == ()
+    assert (proofs.read_summaries(connection, "nsw"), proofs.table_history(connection, "nsw", 9)) == ({}, {})
     assert subscription_records.subscription_record(connection, "nsw") is not None
     with connect(subscriber.dsn, purpose="upgrade") as writer:
         state_schema.install(writer)

@@ -14,15 +14,13 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.subscriber import (
-    history,
     proofs,
-    recorded_results,
     state_schema,
     subscription_records,
     subscription_tables,
 )
 from cdc_replay.subscriber.proofs import TableSeen
-from fixtures.postgres import Database
+from fixtures.postgres import ANY_DATABASE, Database
 
 T, U = QualifiedName("public", "t"), QualifiedName("public", "u")
 NOW = dt.datetime.now(dt.UTC)
@@ -33,7 +31,7 @@ def connection(subscriber: Database) -> Iterator[Connection]:
     subscriber.run("create table t (id int); create table u (id int)")
     with connect(subscriber.dsn, purpose="proof test") as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"], ANY_DATABASE)
         for name in (T, U):
             subscription_tables.set_table_state(connection, "nsw", name, Ready(Lsn(1)))
         yield connection
@@ -53,7 +51,7 @@ def record(
 
 
 def through(connection: Connection) -> dict[str, int | None]:
-    found = proofs.read_summaries(connection, "nsw") or {}
+    found = proofs.read_summaries(connection, "nsw")
     return {
         name.name: None if summary.proven is None else summary.proven.lsn.value
         for name, summary in found.items()
@@ -61,7 +59,7 @@ def through(connection: Connection) -> dict[str, int | None]:
 
 
 def test_each_table_has_a_proof_of_its_own(connection: Connection) -> None:
-    assert proofs.read_summaries(connection, "nsw") is None
+    assert proofs.read_summaries(connection, "nsw") == {}
     record(connection, 5, seen(T, 5))
     assert through(connection) == {"t": 5, "u": None}
     assert proofs.proven_point(connection, "nsw") is None
@@ -131,39 +129,3 @@ def test_proofs_go_with_their_table_and_a_new_table_of_its_name_has_none(
     connection.execute("delete from cdc_replay.subscription where name = 'nsw'")
     assert connection.execute("select from cdc_replay.table_proof").fetchall() == []
     assert connection.execute("select from cdc_replay.proof_history").fetchall() == []
-
-
-def test_state_of_an_earlier_version_gets_the_tables_and_its_last_validation_counts(
-    connection: Connection, subscriber: Database
-) -> None:
-    connection.execute("drop table cdc_replay.table_proof, cdc_replay.proof_history")
-    connection.execute("alter table cdc_replay.validation_history drop column is_partial")
-    values: dict[str, int | float | str | bool] = {
-        "consistent": True, "tables": 2, "differing_tables": 0, "differing_rows": 0, "seconds": 1.0,
-        "report": "r",
-    }  # fmt: skip
-    history.append_validation(connection, "nsw", Lsn(9), values)
-    recorded_results.record_result(connection, "nsw", "validate", {"success": True, "to_lsn": "0/9"})
-    # Readers do not need the new tables.
-    (validation,) = history.last_validations(connection, "nsw", 10)
-    assert (validation.lsn, validation.is_partial) == ("0/9", False)
-    assert (proofs.read_summaries(connection, "nsw"), proofs.table_history(connection, "nsw", 9)) == (
-        None,
-        {},
-    )
-    point = proofs.proven_point(connection, "nsw")
-    assert point is not None
-    assert point.lsn == Lsn(9)
-
-    with connect(subscriber.dsn, purpose="upgrade") as writer:
-        state_schema.install(writer)
-    (validation,) = history.last_validations(connection, "nsw", 10)
-    assert (validation.lsn, validation.is_partial) == ("0/9", False)
-    assert proofs.proven_point(connection, "nsw") == point
-    # The first validation of this release is the first proof of its tables.
-    record(connection, 11, seen(T, 11))
-    assert proofs.proven_point(connection, "nsw") is None
-    record(connection, 12, seen(U, 12))
-    point = proofs.proven_point(connection, "nsw")
-    assert point is not None
-    assert point.lsn == Lsn(11)

@@ -20,7 +20,7 @@ from cdc_replay.subscriber import (
     subscription_records,
     subscription_tables,
 )
-from fixtures.postgres import Database
+from fixtures.postgres import ANY_DATABASE, Database
 
 WEIRD = QualifiedName('We"ird', "or; der's")
 
@@ -40,13 +40,14 @@ def oid(connection: Connection, table: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "stored", [Pending(), Copying(Lsn(5)), Ready(Lsn(0xFFFFFFFFFFFFFFFF)), Parked(Lsn(7), "no such table")]
+    "stored",
+    [Pending(), Copying(Lsn(5)), Ready(Lsn(0xFFFFFFFFFFFFFFFF)), Parked(Lsn(7), "no such table", Lsn(9))],
 )
 def test_table_states_are_read_as_they_were_stored(subscriber: Database, stored: TableState) -> None:
     with opened(subscriber, WEIRD) as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
-        subscription_tables.set_table_state(connection, "nsw", WEIRD, Parked(Lsn(1), "before"))
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"], ANY_DATABASE)
+        subscription_tables.set_table_state(connection, "nsw", WEIRD, Parked(Lsn(1), "before", Lsn(2)))
         subscription_tables.set_table_state(connection, "nsw", WEIRD, stored)
         assert subscription_tables.table_states(connection, "nsw") == {WEIRD: stored}
         assert subscription_tables.table_states(connection, "other") == {}
@@ -67,7 +68,7 @@ def test_all_tables_advance_together(subscriber: Database) -> None:
     names = [QualifiedName("public", f"t{number}") for number in range(3)]
     with opened(subscriber, *names) as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"], ANY_DATABASE)
         for name in names:
             subscription_tables.set_table_state(connection, "nsw", name, Ready(Lsn(1)))
         relations = [table.relation for table in subscription_tables.known_tables(connection, "nsw")]
@@ -80,7 +81,7 @@ def test_a_renamed_table_keeps_its_state(subscriber: Database) -> None:
     first, second = QualifiedName("public", "one"), QualifiedName("public", "other")
     with opened(subscriber, first, second) as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"], ANY_DATABASE)
         subscription_tables.set_table_state(connection, "nsw", first, Ready(Lsn(1)))
         subscription_tables.set_table_state(connection, "nsw", second, Ready(Lsn(2)))
         subscriber.run("alter table one rename to aside; alter table other rename to one")
@@ -109,7 +110,7 @@ def test_a_renamed_table_keeps_its_state(subscriber: Database) -> None:
 def test_a_dropped_table_and_one_of_its_name_have_no_state(subscriber: Database) -> None:
     with opened(subscriber, WEIRD) as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"], ANY_DATABASE)
         subscription_tables.set_table_state(connection, "nsw", WEIRD, Ready(Lsn(1)))
         table = sql.Identifier(WEIRD.schema, WEIRD.name)
         connection.execute(sql.SQL("drop table {}").format(table))
@@ -124,77 +125,27 @@ def test_a_dropped_table_and_one_of_its_name_have_no_state(subscriber: Database)
         )
 
 
-OLD = """
-create schema cdc_replay;
-create table cdc_replay.subscription (
-    name text primary key, publisher_system_identifier text not null, publications text[] not null,
-    parked_at pg_lsn, parked_reason text, parked_transaction pg_lsn,
-    has_tables_listed boolean not null default false, created timestamptz not null default now()
-);
-create table cdc_replay.subscription_table (
-    subscription text not null references cdc_replay.subscription on delete cascade,
-    schema_name text not null, table_name text not null, state text not null, lsn pg_lsn, reason text,
-    transaction pg_lsn, primary key (subscription, schema_name, table_name)
-);
-create table cdc_replay.brought (
-    subscription text not null, schema_name text not null, table_name text not null, lsn pg_lsn not null,
-    filters text[], columns text[] not null, relation oid,
-    primary key (subscription, schema_name, table_name),
-    foreign key (subscription, schema_name, table_name)
-        references cdc_replay.subscription_table on delete cascade
-);
-create table plain (); create table uncopied (); create table replaced (); create table old_name ();
-insert into cdc_replay.subscription values ('nsw', '1', '{p}');
-insert into cdc_replay.subscription_table
-    select 'nsw', 'public', name, 'ready', '0/5'
-    from unnest('{plain, uncopied, replaced, old_name, new_name, gone}'::text[]) as name;
-insert into cdc_replay.brought
-    select 'nsw', 'public', name, '0/5', null, '{}', name::regclass::oid
-    from unnest('{plain, replaced, old_name}'::text[]) as name;
-drop table replaced;
-create table replaced ();
-alter table old_name rename to new_name
-"""
-
-
-def test_state_by_name_of_an_earlier_version_is_upgraded_to_oids(subscriber: Database) -> None:
-    with opened(subscriber) as connection:
-        subscriber.run(OLD)
-        assert not state_schema.is_installed(connection)
-        state_schema.install(connection)
-        assert state_schema.is_installed(connection)
-        names = [QualifiedName("public", name) for name in ("new_name", "plain", "uncopied")]
-        assert subscription_tables.table_states(connection, "nsw") == dict.fromkeys(names, Ready(Lsn(5)))
-        # A recreated table is not subscribed to; a table that never existed has no row.
-        dropped = [
-            table.recorded_name
-            for table in subscription_tables.known_tables(connection, "nsw")
-            if table.name is None
-        ]
-        assert dropped == [QualifiedName("public", "replaced")]
-        state_schema.install(connection)
-
-
 def test_a_subscription_stays_bound_to_its_publisher(subscriber: Database) -> None:
     with opened(subscriber) as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"])
-        subscription_records.bind_subscription(connection, "nsw", "7", ["p2", "p1"])
+        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"], ANY_DATABASE)
+        subscription_records.bind_subscription(connection, "nsw", "7", ["p2", "p1"], ANY_DATABASE)
         record = subscription_records.subscription_record(connection, "nsw")
         assert record is not None
         assert record.publications == ("p2", "p1")
         with pytest.raises(SubscriberNotReady, match="belongs to another publisher"):
-            subscription_records.bind_subscription(connection, "nsw", "8", ["p1"])
+            subscription_records.bind_subscription(connection, "nsw", "8", ["p1"], ANY_DATABASE)
 
 
 def test_parking_keeps_position_and_reason(subscriber: Database) -> None:
     with opened(subscriber) as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"])
-        subscription_records.park(connection, "nsw", Lsn.parse("A/B"), "duplicate key")
+        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"], ANY_DATABASE)
+        subscription_records.park(connection, "nsw", Lsn.parse("A/B"), "duplicate key", Lsn.parse("A/C"))
         record = subscription_records.subscription_record(connection, "nsw")
         assert record is not None
         assert (record.parked_at, record.parked_reason) == (Lsn.parse("A/B"), "duplicate key")
+        assert record.parked_transaction == Lsn.parse("A/C")
         subscription_records.unpark(connection, "nsw")
         record = subscription_records.subscription_record(connection, "nsw")
         assert record is not None
@@ -204,7 +155,7 @@ def test_parking_keeps_position_and_reason(subscriber: Database) -> None:
 def test_the_last_result_is_the_newest_and_old_ones_are_deleted(subscriber: Database) -> None:
     with opened(subscriber) as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"])
+        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"], ANY_DATABASE)
         recorded_results.record_result(connection, "nsw", "validate", {"ok": True})
         for index in range(recorded_results.RESULTS_KEPT + 5):
             recorded_results.record_result(
@@ -238,7 +189,7 @@ def test_the_lock_brings_its_keys_to_the_state_of_an_earlier_release(subscriber:
         assert subscription_lock.lock_holder(second, "nsw") is None
         with subscription_lock.lock(first, "nsw"):
             assert "cdc_replay state test" in str(subscription_lock.lock_holder(second, "nsw"))
-            assert state_schema.has_lock_keys(second)
+            assert state_schema.is_complete(second)
 
 
 def test_a_held_lock_keeps_no_transaction_and_no_xid(subscriber: Database) -> None:
@@ -289,7 +240,7 @@ def test_the_schema_is_dropped_with_the_last_subscription(subscriber: Database) 
     with opened(subscriber, WEIRD) as connection:
         state_schema.install(connection)
         for name in ("a", "b"):
-            subscription_records.bind_subscription(connection, name, "7", ["p1"])
+            subscription_records.bind_subscription(connection, name, "7", ["p1"], ANY_DATABASE)
             subscription_tables.set_table_state(connection, name, WEIRD, Pending())
             recorded_results.record_result(connection, name, "replay", {})
         subscription_records.remove_subscription(connection, "a")

@@ -19,9 +19,9 @@ from cdc_replay.subscriber import state_schema, subscription_records, subscripti
 from cdc_replay.subscriber.target_tables import read_target_tables
 from cdc_replay.validate.report_context import ReportContext
 from cdc_replay.validate.run import ValidationRequest, validate_subscription
-from cdc_replay.validate.selection import Selection
+from cdc_replay.validate.selection import ChosenTable, Selection
 from cdc_replay.validate.verdict import Verdict
-from fixtures.postgres import Database
+from fixtures.postgres import ANY_DATABASE, Database
 
 SUBSCRIPTION = "nsw"
 
@@ -74,7 +74,7 @@ class Bench:
         with export_snapshot(self.publisher_dsn or self.publisher.dsn) as snapshot:
             with self.subscriber.connect() as connection:
                 state_schema.install(connection)
-                subscription_records.bind_subscription(connection, subscription, "1", ["p"])
+                subscription_records.bind_subscription(connection, subscription, "1", ["p"], ANY_DATABASE)
                 for synced in self.synced():
                     reached = instead or Ready(snapshot.consistent_point)
                     subscription_tables.set_table_state(connection, subscription, synced.table.name, reached)
@@ -101,7 +101,7 @@ class Bench:
             ValidationRequest(
                 subscription,
                 fence,
-                Selection.of_all(tables),
+                Selection(tuple(map(ChosenTable, tables))),
                 self.context_root,
                 context,
                 with_values=self.with_values,

@@ -84,7 +84,9 @@ def project(
     with connect(subscriber.dsn, purpose="test") as connection:
         header = ChangeLog.open(str(tmp_path / "change_log")).header
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", header.system_identifier, ["p"])
+        subscription_records.bind_subscription(
+            connection, "nsw", header.system_identifier, ["p"], header.database
+        )
         table = QualifiedName("public", "orders")
         subscription_tables.set_table_state(connection, "nsw", table, Ready(position))
     for name, script in SCRIPTS.items():

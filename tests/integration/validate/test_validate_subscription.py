@@ -373,12 +373,13 @@ def test_filter_over_an_unpublished_column_is_not_evaluated_on_the_subscriber(be
 def test_table_that_is_not_at_the_fence_is_an_error_and_not_a_difference(orders: Bench) -> None:
     orders.subscriber.run("delete from orders where id = 10")
 
-    with orders.fence(instead=Parked(Lsn.parse("0/10"), "insert_exists")) as fence:
+    with orders.fence(instead=Parked(Lsn.parse("0/10"), "insert_exists", Lsn.parse("0/18"))) as fence:
         verdict = orders.validate_at(fence, orders.tables(fence))
 
     table = only_table(verdict)
     assert not verdict.success
-    assert table.error == f"the table is not at the fence {verdict.lsn}: parked at 0/10: insert_exists"
+    state = "parked at 0/10, before transaction 0/18: insert_exists"
+    assert table.error == f"the table is not at the fence {verdict.lsn}: {state}"
     assert table.differences == ()
     assert "parked at 0/10" in verdict.report.read_text()
 

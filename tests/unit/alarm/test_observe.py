@@ -158,10 +158,14 @@ def test_the_hint_of_a_server_is_left_out(error: str) -> None:
 
 def test_tables_that_are_parked_or_dropped_have_their_own_alarms() -> None:
     tables = (
-        TableStatus("nsw", "public.t", "parked at 0/9: Mary", sync=TableSync.PARKED, applied_lsn=Lsn(9)),
+        TableStatus(
+            "nsw", "public.t", "parked at 0/9: Mary", sync=TableSync.PARKED, parked_transaction=Lsn(10)
+        ),
         TableStatus("nsw", "public.u", "dropped on the subscriber", sync=TableSync.DROPPED),
         TableStatus("nsw", "public.v", "replayed up to 0/9"),
-        TableStatus("other", "public.w", "parked at 0/9: x", sync=TableSync.PARKED),
+        TableStatus(
+            "other", "public.w", "parked at 0/9: x", sync=TableSync.PARKED, parked_transaction=Lsn(10)
+        ),
     )
     seen = look(subscription=replace(NSW, state=SubscriptionState.PARKED), tables=tables)
     assert [(alarm.key.kind, alarm.key.part) for alarm in seen.alarms] == [

@@ -46,7 +46,7 @@ def table_row(oid: int, name: str, parent: int | None = None, kind: str = "r") -
 
 def column_rows(oid: int, names: str = "id a b") -> list[list[Any]]:
     return [
-        [oid, number, name, 23, -1, "integer", None, "", None]
+        [oid, number, name, 23, -1, "integer", None, "", None, None]
         for number, name in enumerate(names.split(), start=1)
     ]
 
@@ -66,8 +66,8 @@ def tables_after(**content: Any) -> dict[int, Table]:
 def test_message_rows_parse_like_reader_rows() -> None:
     row = [7, "S x", "Größe", False, True, None, "i", [2], [1], 4]
     columns = [
-        [7, 1, "id", 23, -1, "integer", None, "", None],
-        [7, 2, "k", 25, -1, "text", 'pg_catalog."C"', "s", "lower(x)"],
+        [7, 1, "id", 23, -1, "integer", None, "", None, None],
+        [7, 2, "k", 25, -1, "text", 'pg_catalog."C"', "s", "lower(x)", None],
     ]
     changed = after(touched_tables=[7], tables=[row], columns=columns).tables
     new = changed[next(oid for oid in changed if oid == 7)]
@@ -93,7 +93,7 @@ def test_touched_table_is_replaced_completely() -> None:
         touched_tables=[PLAIN],
         tables=[table_row(PLAIN, "renamed")],
         columns=column_rows(PLAIN, "id n b"),
-        memberships=[[91, PLAIN, "{n > 1}", "n > 1", [1, 2]]],
+        memberships=[[91, PLAIN, "{n > 1}", "n > 1", [1, 2], False]],
     )
 
     members = changed.publication("p").memberships
@@ -145,7 +145,7 @@ def test_renamed_publication_keeps_its_memberships() -> None:
     changed = after(
         touched_publications=[91],
         publications=[publication_row(91, "renamed", "i", schemas=("not its own",))],
-        memberships=[[91, LEAF, None, None, [1, 3]]],
+        memberships=[[91, LEAF, None, None, [1, 3], False]],
         removed_memberships=[[91, PLAIN], [92, ROOT]],
     )
 
@@ -176,7 +176,7 @@ def test_new_publication_has_its_members_and_schemas() -> None:
     changed = after(
         touched_publications=[93],
         publications=[publication_row(93, "new", schemas=("s",))],
-        memberships=[[93, PLAIN, None, None, None]],
+        memberships=[[93, PLAIN, None, None, None, False]],
     )
 
     new = changed.publication("new")
@@ -197,7 +197,7 @@ def test_members_of_unknown_publication_are_ignored() -> None:
     changed = after(
         schemas_of=[93],
         publications=[publication_row(93, "gone", schemas=("s",))],
-        memberships=[[93, PLAIN, None, None, None]],
+        memberships=[[93, PLAIN, None, None, None, False]],
         removed_memberships=[[93, PLAIN]],
     )
 
@@ -228,7 +228,7 @@ def test_described_table_gets_expressions_and_keeps_its_membership() -> None:
         described_tables=[PLAIN],
         tables=[table_row(PLAIN, "plain")],
         columns=columns,
-        memberships=[[92, PLAIN, "{b}", "b", None]],
+        memberships=[[92, PLAIN, "{b}", "b", None, False]],
     )
 
     column = actual.tables[listed(PLAIN).relation].columns[1]
@@ -245,7 +245,10 @@ def test_respelled_table_gets_new_schema_and_type_names() -> None:
         respelled_tables=[PLAIN, 777],
         tables=[[PLAIN, "schema", *table_row(PLAIN, "plain")[2:]], table_row(777, "dropped")],
         columns=[*columns, *column_rows(777)],
-        memberships=[[91, PLAIN, "{a > 1}", "a OPERATOR(s.>) 1", [1]], [92, PLAIN, "{b}", "b", None]],
+        memberships=[
+            [91, PLAIN, "{a > 1}", "a OPERATOR(s.>) 1", [1], False],
+            [92, PLAIN, "{b}", "b", None, False],
+        ],
     )
 
     respelled = actual.tables[listed(PLAIN).relation]
@@ -265,7 +268,7 @@ def test_full_catalog_removes_other_objects() -> None:
         tables=[table_row(PLAIN, "plain")],
         columns=column_rows(PLAIN),
         publications=[publication_row(93, "r", schemas=("s",))],
-        memberships=[[93, PLAIN, None, None, None]],
+        memberships=[[93, PLAIN, None, None, None, False]],
     )
 
     assert list(changed.tables) == [PLAIN]
@@ -274,7 +277,7 @@ def test_full_catalog_removes_other_objects() -> None:
 
 
 def test_membership_of_unknown_table_is_skipped() -> None:
-    assert after(memberships=[[91, 777, "{a}", "a", [1]]]) == known()
+    assert after(memberships=[[91, 777, "{a}", "a", [1], False]]) == known()
 
 
 def test_changes_of_different_objects_commute() -> None:
@@ -286,7 +289,7 @@ def test_changes_of_different_objects_commute() -> None:
             message(touched_tables=[LEAF]),
             message(touched_publications=[91], publications=[publication_row(91, "x")]),
             message(touched_publications=[94], publications=[publication_row(94, "new")]),
-            message(memberships=[[92, ROOT, None, None, None]], removed_memberships=[[92, PLAIN]]),
+            message(memberships=[[92, ROOT, None, None, None, False]], removed_memberships=[[92, PLAIN]]),
             message(removed_schemas=[[92, "s"]]),
         )
     ]
@@ -332,7 +335,9 @@ def test_change_keeps_position_version_and_previous_catalog() -> None:
         message(tables=[[*table_row(1, "t")[:6], "?", *table_row(1, "t")[7:]]], columns=column_rows(1)),
         message(tables=[table_row(1, "t")]),
         message(memberships=[[1, 2]]),
-        message(tables=[table_row(1, "t")], columns=column_rows(1), memberships=[[1, 1, None, None, 7]]),
+        message(
+            tables=[table_row(1, "t")], columns=column_rows(1), memberships=[[1, 1, None, None, 7, False]]
+        ),
         message(tables=[table_row(1, "t")], columns=column_rows(1, "id a b more")),
         message(tables=[table_row(1, "")], columns=column_rows(1)),
         message(tables=[table_row(1, "t\0")], columns=column_rows(1)),

@@ -113,8 +113,6 @@ def test_columns_whose_text_depends_on_the_session(published: str, own: str, by_
         None,
         False,
         False,
-        None,
-        False,
         "",
         False,
         None,

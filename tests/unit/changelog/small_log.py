@@ -21,6 +21,7 @@ from cdc_replay.changelog.metadata_tables import CatalogRow
 from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import LOG_SCHEMA, Segment, read_row_group
 from cdc_replay.changelog.verify import VerifiedLog, verify_log
+from cdc_replay.model.database import Database
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import (
     QualifiedName,
@@ -76,7 +77,9 @@ class SmallLog:
     @classmethod
     def create(cls, folder: Path, catalog: str = "{}") -> SmallLog:
         uri = str(folder / "log")
-        log = ChangeLog.create(uri, LogHeader("7000000000000000001", 1, "slot", Lsn(START)))
+        log = ChangeLog.create(
+            uri, LogHeader("7000000000000000001", 1, "slot", Lsn(START), Database(5, "shop"))
+        )
         log.add_relations({TABLE.version: TABLE})
         log.add_catalogs([CatalogRow(Lsn(0), Lsn(90), catalog)])
         return cls(uri, log)

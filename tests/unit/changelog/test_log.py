@@ -15,6 +15,7 @@ from cdc_replay.changelog.metadata_tables import CatalogRow
 from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import LOG_SCHEMA, read_row_group
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogMissing
+from cdc_replay.model.database import Database
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import (
     QualifiedName,
@@ -24,7 +25,7 @@ from cdc_replay.model.relation import (
     ReplicaIdentity,
 )
 
-HEADER = LogHeader("7000000000000000001", 1, "slot", Lsn(100))
+HEADER = LogHeader("7000000000000000001", 1, "slot", Lsn(100), Database(5, "shop"))
 EVERYTHING = Window(Lsn(0), Lsn(2**62))
 
 
@@ -263,14 +264,6 @@ def test_a_failed_write_leaves_nothing_that_readers_see(log: ChangeLog, uri: str
     with pytest.raises(RuntimeError, match="lost"):
         log.write(breaks())
     assert list(Path(uri, "changes").glob("*.parquet")) == []
-
-
-@pytest.mark.usefixtures("log")
-def test_removing_a_log_leaves_other_files_of_its_folder(uri: str) -> None:
-    Path(uri, "notes.txt").write_text("mine")
-    assert ChangeLog.remove(uri)
-    assert not ChangeLog.remove(uri)
-    assert [path.name for path in Path(uri).iterdir()] == ["notes.txt"]
 
 
 def test_prepared_transactions_are_stored_until_they_are_deleted(log: ChangeLog, uri: str) -> None:

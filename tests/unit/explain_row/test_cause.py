@@ -236,6 +236,14 @@ def test_each_cause_has_its_sentence(known: Facts, cause: Cause, words: str) -> 
     assert (found.cause, words in found.explanation) == (cause, True), found
 
 
+def test_a_value_differs_only_if_the_subscribers_type_prints_it_otherwise() -> None:
+    published = {"id": "1", "a": "5"}
+    known = facts(published_values=published, converted_values=published | {"a": "5.00"})
+    held = {**known.held_values, "a": "5.00"}
+    assert dataclasses.replace(known, held_values=held).differing == ()
+    assert dataclasses.replace(known, held_values={**held, "a": "5.01"}).differing == ("a",)
+
+
 def test_a_definition_that_does_not_concern_the_row_explains_nothing() -> None:
     changed = event(200, EventKind.DEFINITION)
     known = facts(holds=False, events=(changed,), passed_before={changed.lsn: True})

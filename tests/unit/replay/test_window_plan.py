@@ -54,9 +54,7 @@ def target(oid: int, name: str, columns: str, key: str = "id", rules: tuple[str,
         statement_triggers=(),
         has_insert_triggers=False,
         columns=tuple(
-            TargetColumn(
-                column, "integer", "integer", None, False, False, None, False, "", False, equal, None
-            )
+            TargetColumn(column, "integer", "integer", None, False, False, "", False, equal, None)
             for column in columns.split()
         ),
         identity=tuple(key.split()),

@@ -15,7 +15,6 @@ are copied durably; in an object store, where writes are atomic, it writes them 
 from __future__ import annotations
 
 import json
-import logging
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -24,8 +23,6 @@ from deltalake import DeltaTable
 
 from cdc_replay.changelog.delta.commits import LogFolder
 from cdc_replay.changelog.storage import Location, delete_files, replace, sync_folder
-
-logger = logging.getLogger(__name__)
 
 CHECKPOINT_EVERY: Final = 100
 """How many commits a reader replays at most, unless a checkpoint could not be written."""

@@ -297,13 +297,18 @@ class DurableTable:
             logger.warning("cannot write a checkpoint of change log table %s: %s", self.location.uri, error)
 
 
+def missing_table(location: Location) -> ChangeLogMissing:
+    """The error for a table that does not exist."""
+    return ChangeLogMissing(
+        f'there is no change log table at "{location.uri}"',
+        hint="Run `cdc-replay setup` for the publisher, or correct its `change_log` setting.",
+    )
+
+
 def _unreadable(location: Location, error: DeltaError) -> CdcReplayError:
     """The error for a table whose commits cannot be read."""
     if isinstance(error, TableNotFoundError) or not location.exists:
-        return ChangeLogMissing(
-            f'there is no change log table at "{location.uri}"',
-            hint="Run `cdc-replay setup` for the publisher, or correct its `change_log` setting.",
-        )
+        return missing_table(location)
     return ChangeLogDamaged(
         f'change log table "{location.uri}" cannot be read',
         detail=str(error).partition("\n")[0],

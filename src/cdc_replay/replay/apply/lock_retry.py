@@ -17,11 +17,12 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import psycopg
 
+from cdc_replay.beside import beside
 from cdc_replay.errors import CdcReplayError, SubscriberLocked
 from cdc_replay.postgres.connection import Connection, connect
 
@@ -87,35 +88,25 @@ class _LockHolderWatch:
     """Describes the sessions that hold the lock for which the watched session waits, as last seen."""
 
     holders: str | None = None
-    _stop: threading.Event = field(default_factory=threading.Event)
 
-    def watch(self, pid: int, dsn: str, seconds_between: float) -> None:
-        """Poll until stopped; a failure to see the holders is not an error."""
+    def watch(self, pid: int, dsn: str, seconds_between: float, ended: threading.Event) -> None:
+        """Poll until `ended`; a failure to see the holders is not an error."""
         with (
             contextlib.suppress(psycopg.Error, CdcReplayError),
             connect(dsn, purpose="apply lock watch") as connection,
         ):
-            while not self._stop.wait(seconds_between):
+            while not ended.wait(seconds_between):
                 if rows := connection.execute(_HOLDERS, {"pid": pid}).fetchall():
                     self.holders = " ".join(_describe_holder(*row) for row in rows)
-
-    def stop(self) -> None:
-        """End the polling."""
-        self._stop.set()
 
 
 @contextlib.contextmanager
 def _report_lock_holders(connection: Connection, dsn: str, lock_timeout: float) -> Iterator[_LockHolderWatch]:
     holders = _LockHolderWatch()
     poll_seconds = min(MAX_POLL_SECONDS, lock_timeout / POLLS_PER_TIMEOUT or MAX_POLL_SECONDS)
-    arguments = (connection.info.backend_pid, dsn, poll_seconds)
-    thread = threading.Thread(target=holders.watch, args=arguments, name="apply lock watch", daemon=True)
-    thread.start()
-    try:
+    pid = connection.info.backend_pid
+    with beside(lambda ended: holders.watch(pid, dsn, poll_seconds, ended)):
         yield holders
-    finally:
-        holders.stop()
-        thread.join()
 
 
 def _describe_holder(

@@ -188,7 +188,7 @@ class TableMerge:
         if not self.staged.table.is_keyed:
             pair_rows(self.connection, self.session, self.statements)
             return
-        if rows := self.session.query(self.statements.ambiguous_rows(KEYS_SHOWN)):
+        if rows := self.session.query(self.statements.ambiguous_rows()):
             columns, target = self.staged.table.keys, self.statements.target
             raise ambiguous_key(target.name, rows[0][0], [key_text(columns, key) for _, *key in rows])
 
@@ -202,9 +202,7 @@ class TableMerge:
         self.merged.delete += deleted if deleted == staged else self._delete_and_report(NetKind.DELETE)
 
     def _delete_and_report(self, kind: NetKind) -> int:
-        [(deleted, *missing)] = self.session.query(
-            self.statements.delete_and_report(kind, KEYS_SHOWN), changes=True
-        )
+        [(deleted, *missing)] = self.session.query(self.statements.delete_and_report(kind), changes=True)
         self._count_missing(missing)
         return int(deleted)
 
@@ -236,19 +234,19 @@ class TableMerge:
         same = sql.SQL("{} and {}").format(
             self.statements.staged_rows(NetKind.TRANSIENT), self.statements.key_match
         )
-        blocking = self.statements.blocking_rows(rows, same, KEYS_SHOWN)
+        blocking = self.statements.blocking_rows(rows, same)
         if self.policy is ConflictPolicy.ERROR:
             self._raise_on_blocking(ConflictKind.INSERT_EXISTS, blocking)
         elif self._count_blocking(ConflictKind.INSERT_EXISTS, blocking):
             self._delete_and_report(NetKind.TRANSIENT)
             return
         if self.staged.count(TRANSIENT_MAY_MISS):
-            self._count_missing(self._row(self.statements.missing_changes(NetKind.TRANSIENT, KEYS_SHOWN)))
+            self._count_missing(self._row(self.statements.missing_changes(NetKind.TRANSIENT)))
 
     def _check_transit_keys(self) -> None:
         """Changes meant for the row at such a key were applied to the row that moved there."""
         rows = sql.SQL("{} as staged").format(self.statements.stage)
-        blocking = self.statements.blocking_rows(rows, self.statements.occupies_transit_key, KEYS_SHOWN)
+        blocking = self.statements.blocking_rows(rows, self.statements.occupies_transit_key)
         if self.policy is ConflictPolicy.ERROR:
             self._raise_on_blocking(ConflictKind.UPDATE_EXISTS, blocking)
         elif self._count_blocking(ConflictKind.UPDATE_EXISTS, blocking):
@@ -264,7 +262,7 @@ class TableMerge:
         self.merged.update += self._execute(
             *self.statements.detach_rows(into, condition, keep_originals=keep)
         )
-        missing = self.statements.undetached(detached, condition, KEYS_SHOWN)
+        missing = self.statements.undetached(detached, condition)
         self._count(ConflictKind.UPDATE_MISSING, *self._row(missing))
         self._detached.append(detached)
 
@@ -278,7 +276,7 @@ class TableMerge:
                     # Missing rows can be told only before other rows have moved away from their keys.
                     raise psycopg.Rollback(savepoint)
             if updated < staged:
-                unmatched = self.statements.unmatched_updates(condition, KEYS_SHOWN)
+                unmatched = self.statements.unmatched_updates(condition)
                 self._count(ConflictKind.UPDATE_MISSING, *self._row(unmatched))
             if updated < staged and has_moves:
                 updated = self._execute_joined(NetKind.UPDATE, update)
@@ -290,7 +288,7 @@ class TableMerge:
 
     def _reinsert(self, detached: sql.Identifier) -> None:
         rows = sql.SQL("{} as detached").format(detached)
-        blocking = self.statements.blocking_rows(rows, self.statements.occupies_detached_key, KEYS_SHOWN)
+        blocking = self.statements.blocking_rows(rows, self.statements.occupies_detached_key)
         if self.policy is ConflictPolicy.OVERWRITE:
             self._count_blocking(ConflictKind.UPDATE_EXISTS, blocking)
             self._execute(self.statements.delete_blocking(detached))
@@ -305,12 +303,12 @@ class TableMerge:
     def _insert(self) -> None:
         statements = self.statements
         if self.staged.count(UPDATE_MAY_MISS):
-            self._count(ConflictKind.UPDATE_MISSING, *self._row(statements.may_miss_updates(KEYS_SHOWN)))
+            self._count(ConflictKind.UPDATE_MISSING, *self._row(statements.may_miss_updates()))
         rows = sql.SQL("{} as staged").format(self.statements.stage)
         same = sql.SQL("{} and {}").format(
             statements.staged_rows(NetKind.INSERT), statements.occupies_inserted_key
         )
-        blocking = statements.blocking_rows(rows, same, KEYS_SHOWN)
+        blocking = statements.blocking_rows(rows, same)
         blocked = 0
         if self.policy is not ConflictPolicy.ERROR:
             blocked = self._count_blocking(ConflictKind.INSERT_EXISTS, blocking)

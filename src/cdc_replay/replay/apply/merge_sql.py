@@ -212,13 +212,13 @@ class Statements(PairStatements):
             occupies_transit_key=self.occupies_transit_key,
         )
 
-    def delete_and_report(self, kind: NetKind, limit: int) -> sql.Composed:
-        """Delete matched rows: (deleted, update_missing, keys, delete_missing, keys), `limit` keys each."""
-        return self._report_missing(_DELETE_AND_REPORT, kind, limit, delete=self.delete(kind))
+    def delete_and_report(self, kind: NetKind) -> sql.Composed:
+        """Delete matched rows: (deleted, update_missing, keys, delete_missing, keys)."""
+        return self._report_missing(_DELETE_AND_REPORT, kind, delete=self.delete(kind))
 
-    def missing_changes(self, kind: NetKind, limit: int) -> sql.Composed:
+    def missing_changes(self, kind: NetKind) -> sql.Composed:
         """(update_missing, keys, delete_missing, keys) of changes that are known to match no row."""
-        return self._report_missing(_MISSING_CHANGES, kind, limit)
+        return self._report_missing(_MISSING_CHANGES, kind)
 
     def detached_columns(self, *, keep_originals: bool) -> list[sql.Composable]:
         """The columns that `detach_rows` fills, for DDL."""
@@ -248,15 +248,13 @@ class Statements(PairStatements):
             self._fill(_DELETE, staged_rows=staged_rows),
         ]
 
-    def undetached(self, detached: sql.Identifier, condition: sql.SQL, limit: int) -> sql.Composed:
+    def undetached(self, detached: sql.Identifier, condition: sql.SQL) -> sql.Composed:
         """(update_missing, keys) of the UPDATEs under `condition` that had no row to detach."""
         free = sql.SQL(
             "not exists (select from {} as detached where detached.staged_ctid = staged.ctid)"
         ).format(detached)
         staged_rows = self.staged_rows(NetKind.UPDATE, condition=condition)
-        return self._fill(
-            _UNMATCHED, free=free, staged_rows=staged_rows, key=self._base_key, limit=sql.Literal(limit)
-        )
+        return self._fill(_UNMATCHED, free=free, staged_rows=staged_rows, key=self._base_key)
 
     def reinsert_rows(self, detached: sql.Identifier) -> sql.Composed:
         """Insert the detached rows with their new values."""
@@ -285,14 +283,12 @@ class Statements(PairStatements):
             staged_rows=self.staged_rows(NetKind.UPDATE, condition=condition),
         )
 
-    def unmatched_updates(self, condition: sql.SQL, limit: int) -> sql.Composed:
+    def unmatched_updates(self, condition: sql.SQL) -> sql.Composed:
         """(update_missing, keys) of the UPDATEs under `condition` that match no row."""
         # An updated row has another ctid, but its pair is still in the table of pairs.
         free = sql.SQL("not exists (select from {})").format(self._matched_rows)
         staged_rows = self.staged_rows(NetKind.UPDATE, condition=condition)
-        return self._fill(
-            _UNMATCHED, free=free, staged_rows=staged_rows, key=self._base_key, limit=sql.Literal(limit)
-        )
+        return self._fill(_UNMATCHED, free=free, staged_rows=staged_rows, key=self._base_key)
 
     def overwrite_blocking(self) -> sql.Composed:
         """Overwrite the columns sent in rows that have the key of staged INSERTs."""
@@ -340,19 +336,19 @@ class Statements(PairStatements):
         )
         return insert_rows(self.target, [column.name for _, column in columns], rows)
 
-    def may_miss_updates(self, limit: int) -> sql.Composed:
+    def may_miss_updates(self) -> sql.Composed:
         """(update_missing, keys) of staged INSERTs whose key the target does not have."""
         free = self._exists(self.occupies_inserted_key, expected=False)
         staged_rows = self.staged_rows(NetKind.INSERT)
         key = texts(f"v{index}" for index in self.staged.table.key_positions)
-        return self._fill(_UNMATCHED, free=free, staged_rows=staged_rows, key=key, limit=sql.Literal(limit))
+        return self._fill(_UNMATCHED, free=free, staged_rows=staged_rows, key=key)
 
-    def blocking_rows(self, rows: sql.Composable, same: sql.Composable, limit: int) -> sql.Composed:
-        """(total, key…) of rows of the target that block `rows`, `limit` of them."""
+    def blocking_rows(self, rows: sql.Composable, same: sql.Composable) -> sql.Composed:
+        """(total, key…) of rows of the target that block `rows`."""
         key = commas(
             sql.SQL("{}::text").format(qualified("target", column.name)) for column in self.staged.table.keys
         )
-        return self._fill(_BLOCKING_ROWS, key=key, rows=rows, same=same, limit=sql.Literal(limit))
+        return self._fill(_BLOCKING_ROWS, key=key, rows=rows, same=same)
 
     def delete_blocking(self, detached: sql.Identifier) -> sql.Composed:
         """Delete rows of the target that have the key of detached rows."""
@@ -386,12 +382,13 @@ class Statements(PairStatements):
         by = self._as_in_index(f"v{index}" for index in self.staged.table.key_positions)
         return sql.SQL(" order by {}").format(commas(by)) if by else sql.SQL("")
 
-    def _report_missing(
-        self, template: str, kind: NetKind, limit: int, **parts: sql.Composable
-    ) -> sql.Composed:
-        expected = sql.SQL(_EXPECTED).format(limit=sql.Literal(limit))
+    def _report_missing(self, template: str, kind: NetKind, **parts: sql.Composable) -> sql.Composed:
         return self._fill(
-            template, staged_rows=self.staged_rows(kind), key=self._base_key, expected=expected, **parts
+            template,
+            staged_rows=self.staged_rows(kind),
+            key=self._base_key,
+            expected=self._fill(_EXPECTED),
+            **parts,
         )
 
     def _insert_all(self, rows: sql.Composable, letter: str) -> sql.Composed:

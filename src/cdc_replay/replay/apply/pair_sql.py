@@ -221,11 +221,11 @@ class PairStatements(TargetSql):
             self.staged.table.identifier, commas(sql.Identifier(name) for name in names)
         )
 
-    def ambiguous_rows(self, limit: int) -> sql.Composed:
-        """(total, key…) of staged UPDATEs and DELETEs that match several rows, `limit` of them."""
+    def ambiguous_rows(self) -> sql.Composed:
+        """(total, key…) of staged UPDATEs and DELETEs that match several rows."""
         columns = commas(qualified("staged", name) for name in self._base_names)
         staged_rows = self.staged_rows(NetKind.UPDATE, NetKind.DELETE)
-        return self._fill(_AMBIGUOUS, columns=columns, staged_rows=staged_rows, limit=sql.Literal(limit))
+        return self._fill(_AMBIGUOUS, columns=columns, staged_rows=staged_rows)
 
 
 def _group_by_key(leaves: Iterable[Leaf]) -> list[list[Leaf]]:

@@ -10,6 +10,7 @@ from psycopg import sql
 
 from cdc_replay.model.frames import NetKind
 from cdc_replay.postgres.identifiers import commas
+from cdc_replay.replay.apply.conflicts import KEYS_SHOWN
 from cdc_replay.replay.apply.staging import StagedTable
 from cdc_replay.subscriber.target_statements import target_reference
 from cdc_replay.subscriber.target_tables import Operator, TargetColumn, TargetTable
@@ -113,6 +114,7 @@ class TargetSql:
         return sql.Identifier("pg_temp", f"pairs_{self.staged.table.name}")
 
     def _fill(self, template: str, **parts: sql.Composable) -> sql.Composed:
+        """The statement; `limit` is that of listed keys."""
         pairs: sql.Composable = sql.SQL("")
         if not self.staged.table.is_keyed:
             pairs = sql.SQL(", {} as pairs").format(self.pair_name)
@@ -121,6 +123,7 @@ class TargetSql:
             stage=self.stage,
             pairs=pairs,
             key_match=self.key_match,
+            limit=sql.Literal(KEYS_SHOWN),
             **parts,
         )
 

@@ -23,6 +23,7 @@ from cdc_replay.model.frames import CHANGES, ChangeKind
 from cdc_replay.model.key_links import KeyText, TableKey, linked
 from cdc_replay.model.lsn import ZERO
 from cdc_replay.postgres.exported_snapshot import SharedSnapshot
+from cdc_replay.replay.change_keys import key_column, new_value, old_value
 from cdc_replay.replay.decode import ChangePosition
 from cdc_replay.replay.entered_values import ResolvedEntries
 from cdc_replay.replay.toast.publisher_rows import PublisherRowReader, PublisherTables
@@ -153,7 +154,7 @@ def _mark_entries(history: ChangeHistory, entries: Sequence[ChangePosition]) -> 
 
 def _with_keys(history: ChangeHistory, marked: DataFrame) -> DataFrame:
     """The changes by which rows are tracked, with the rows' keys before and after."""
-    old_key, new_key = _key(history.leaves, _old_value), _key(history.leaves, _new_value)
+    old_key, new_key = _key(history.leaves, old_value), _key(history.leaves, new_value)
     # An UPDATE without an old tuple has not changed its key (R1.6).
     before = F.when(F.col("old").isNotNull(), old_key).when(F.col("kind") == ChangeKind.UPDATE.value, new_key)
     after = F.when(F.col("new").isNotNull(), new_key)
@@ -161,26 +162,12 @@ def _with_keys(history: ChangeHistory, marked: DataFrame) -> DataFrame:
     return tracked.withColumn("key_before", before).withColumn("key_after", after)
 
 
-def _old_value(position: int) -> Column:
-    return F.col("old")[position]
-
-
-def _new_value(position: int) -> Column:
-    """An unchanged TOAST value of a key column is in the old tuple (R1.6)."""
-    is_unsent = F.substring("new_kinds", position + 1, 1) == "u"
-    return F.when(is_unsent, F.col("old")[position]).otherwise(F.col("new")[position])
-
-
 def _key(leaves: Sequence[TrackedLeaf], value_of: Callable[[int], Column]) -> Column:
     """The replica identity's values in order of attribute number."""
     versions: dict[tuple[int, ...], list[int]] = {}
     for relation in (relation for leaf in leaves if leaf.key for relation in leaf.relations):
         versions.setdefault(key_positions(relation), []).append(relation.version)
-    key = F.lit(None).cast("array<string>")
-    for positions, version_ids in versions.items():
-        values = F.array(*(value_of(position) for position in positions))
-        key = F.when(F.col("relation_version").isin(version_ids), values).otherwise(key)
-    return key
+    return key_column(versions, value_of)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
-import pyarrow as pa
-
+from cdc_replay.arrow.frame_schema import arrow_schema
 from cdc_replay.model.frames import CHANGES, Frame
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.publication import Table
@@ -24,15 +23,7 @@ RESOLVED: Final = Frame(
 )
 """One row per entry: the change as in CHANGES, with the resolved values in `new` and `new_kinds`."""
 
-_ARROW: Final = {
-    "bigint": pa.int64(),
-    "int": pa.int32(),
-    "string": pa.string(),
-    "array<string>": pa.list_(pa.string()),
-    "array<int>": pa.list_(pa.int32()),
-}
-
-RESOLVED_SCHEMA: Final = pa.schema([(name, _ARROW[kind]) for name, kind in RESOLVED.columns])
+RESOLVED_SCHEMA: Final = arrow_schema(RESOLVED)
 """RESOLVED in Arrow's types."""
 
 

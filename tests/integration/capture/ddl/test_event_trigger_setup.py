@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from cdc_replay.capture.setup import (
 from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, apply_ddl_change, parse_ddl_change
 from cdc_replay.catalog.json_form import same_definitions
 from cdc_replay.catalog.reader import read_catalog
-from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import MissingPrivilege
 from cdc_replay.pgoutput.messages import LogicalMessage
 from cdc_replay.pgoutput.reader import decode
@@ -104,7 +104,7 @@ def test_setup_that_died_before_log_rewrites_full_catalog(
     publisher.run("create table t (id int primary key); create publication p for table t")
     request = request_for()
     setup_publisher(request)
-    ChangeLog.remove(request.change_log)
+    shutil.rmtree(request.change_log)
 
     setup_publisher(request)
 
@@ -241,7 +241,7 @@ def test_teardown_removes_triggers_completely(publisher: Database, request_for: 
     publisher.run("create table t (id int primary key); create publication p for table t")
     setup_publisher(request_for())
 
-    removed = teardown_publisher(request_for(), remove_log=True)
+    removed = teardown_publisher(request_for())
 
     assert [f"event trigger {name}" for name in EVENT_TRIGGERS] == [
         name for name in removed if name.startswith("event trigger")
@@ -254,7 +254,7 @@ def test_teardown_keeps_foreign_objects_in_schema(publisher: Database, request_f
     setup_publisher(request_for())
     publisher.run("create table cdc_replay_capture.notes (a int)")
 
-    teardown_publisher(request_for(), remove_log=True)
+    teardown_publisher(request_for())
 
     assert publisher.rows(TRACES) == [("cdc_replay_capture",)]
 

@@ -12,7 +12,7 @@ from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import connect
 from cdc_replay.replay.apply.session import ApplyRequest, advance_only
 from cdc_replay.subscriber import state_schema, subscription_records, subscription_tables
-from fixtures.postgres import Database
+from fixtures.postgres import ANY_DATABASE, Database
 from integration.replay.apply import windows
 from integration.replay.apply.one_window import EXPECTED, PUBLISHED, TABLES, run_once
 from integration.replay.apply.windows import Target, record_progress
@@ -60,7 +60,7 @@ def test_empty_window_advances_without_spark(subscriber: Database) -> None:
     request = ApplyRequest(target.subscription, subscriber.dsn, tables, Lsn(500))
     with connect(subscriber.dsn, purpose="test") as connection:
         state_schema.install(connection)
-        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"], ANY_DATABASE)
         advance_only(request, lambda connection, _: record_progress(connection, request))
         ready = Ready(Lsn(500))
         assert subscription_tables.table_states(connection, "nsw") == {

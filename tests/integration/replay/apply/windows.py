@@ -27,6 +27,7 @@ from cdc_replay.replay.route.router import ROUTED_SCHEMA
 from cdc_replay.subscriber import state_schema, subscription_lock, subscription_records
 from cdc_replay.subscriber.subscription_tables import set_table_state
 from cdc_replay.subscriber.target_tables import read_target_tables
+from fixtures.postgres import ANY_DATABASE
 
 UNSENT = object()
 """A value that the publisher did not send: unchanged and stored out of line."""
@@ -187,7 +188,7 @@ class Target:
     ) -> Applied:
         with connect(self.dsn, purpose="test") as connection:
             state_schema.install(connection)
-            subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
+            subscription_records.bind_subscription(connection, "nsw", "1", ["p"], ANY_DATABASE)
             with subscription_lock.lock(connection, "nsw"):
                 return self.apply_locked(changes, before_commit)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from cdc_replay.changelog.delta.actions import AppTransaction
 from cdc_replay.changelog.delta.commits import LogFolder
 from cdc_replay.changelog.delta.table import DurableTable
 from cdc_replay.changelog.segment import Segment
-from cdc_replay.changelog.storage import PARTIAL, Location, delete_folder
+from cdc_replay.changelog.storage import PARTIAL, Location
 from cdc_replay.errors import ChangeLogConflict, ChangeLogMissing
 from cdc_replay.model.lsn import Lsn, Window
 
@@ -126,7 +127,7 @@ def test_a_missing_file_is_not_committed(table: DurableTable) -> None:
 def test_a_recreated_table_refuses_commits_of_its_predecessor(table: DurableTable) -> None:
     for value in (110, 120):
         table.commit([], AppTransaction("slot", value))
-    delete_folder(table.location)
+    shutil.rmtree(table.location.path)
     DurableTable.create(table.location, SCHEMA, position=AppTransaction("slot", 500))
     with pytest.raises(ChangeLogConflict, match="not the one that was opened"):
         table.commit([], AppTransaction("slot", 130))

@@ -66,7 +66,7 @@ EQUAL, LESS = Operator("pg_catalog", "="), Operator("pg_catalog", "<")
 
 
 def key(type_sql: str = "integer", equality: Operator = EQUAL, less: Operator | None = LESS) -> TargetColumn:
-    return TargetColumn("id", type_sql, type_sql, None, False, True, None, False, "", False, equality, less)
+    return TargetColumn("id", type_sql, type_sql, None, False, False, "", False, equality, less)
 
 
 @pytest.mark.parametrize(

@@ -243,17 +243,16 @@ function parkedBox(subscription, parked, details) {
   const option = parked.table ? ["--table", parked.table] : [], { replay, snapshot, resume } = details.dags;
   const tables = parked.table ? { tables: [parked.table] } : {};
   const ways = [];
-  if (parked.transaction && !parked.table)
+  if (!parked.table)
     ways.push(["Remove the cause on the subscriber, then let replay try again: ",
       action(replay, "Retry now", "Replays the group; the parked transaction is tried again.") || command("replay", subscription)]);
-  if (parked.transaction && parked.table)
+  else
     ways.push(["Remove the cause on the subscriber, then let replay try again: ",
       action(resume, "Resume", `The next replay tries the transaction again for ${parked.table}.`, tables) || command("resume", subscription, ...option)]);
-  if (parked.transaction)
-    ways.push(["Skip the whole transaction, so that its changes never reach the subscriber: ",
-      action(resume, "Skip the transaction", `The changes of the whole transaction ${parked.transaction} are lost for good.`,
-        { ...tables, skip: parked.transaction }) || command("resume", subscription, ...option, "--skip", parked.transaction)]);
-  if (parked.transaction && parked.reason.includes("R4.6"))
+  ways.push(["Skip the whole transaction, so that its changes never reach the subscriber: ",
+    action(resume, "Skip the transaction", `The changes of the whole transaction ${parked.transaction} are lost for good.`,
+      { ...tables, skip: parked.transaction }) || command("resume", subscription, ...option, "--skip", parked.transaction)]);
+  if (parked.reason.includes("R4.6"))
     ways.push(["Store NULL for the values that exist nowhere: ",
       action(resume, "Store NULL", "The next replay stores NULL for these values of the transaction.", { ...tables, accept_null: true })
         || command("resume", subscription, ...option, "--accept-null")]);
@@ -261,7 +260,7 @@ function parkedBox(subscription, parked, details) {
     ways.push(["Copy the table again: ", copyAgain(snapshot, parked.table) || command("snapshot", subscription, ...option)]);
   return node("div", { class: "problem" },
     node("strong", { text: parked.table ? `Table ${parked.table} is parked at ${parked.position}` : `Parked at ${parked.position}` }),
-    parked.transaction ? ` before transaction ${parked.transaction}` : "",
+    ` before transaction ${parked.transaction}`,
     node("p", { class: "reason", text: parked.reason }),
     node("ul", {}, ways.map((way) => node("li", {}, way))));
 }
