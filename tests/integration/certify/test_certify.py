@@ -327,7 +327,7 @@ def test_a_build_that_ignores_updates_out_of_the_filter_is_refused(
     assert done.returncode == 1, done.stderr
     result = json.loads(done.stdout)
     assert re.fullmatch(
-        r"public\.t: [0-9]+ unexpected \(first: unexpected id=[0-9]+(, unexpected id=[0-9]+)*\)",
+        r"public\.t: [0-9,]+ unexpected \(first: unexpected id=[0-9]+(, unexpected id=[0-9]+)*\)",
         result["error"],
     )
     assert result["error"] in done.stderr
