@@ -298,3 +298,25 @@ def test_words_of_the_owner_are_bounded_where_tables_are_compared(twin: Twin, ow
 
     assert "never never" in str(result.error)
     assert len(str(result.to_dict())) < 100_000
+
+
+def test_an_answer_that_the_owner_forges_stops_only_its_subscription(twin: Twin, owner: Stranger) -> None:
+    """Its code runs beside ours, and may write what a statement has answered."""
+    table = "create table t (id int primary key, v text)"
+    twin.publisher.run(f"{table}; create publication p for table t")
+    twin.subscribe("s", "p", tables=own(owner, CODE_IN["trigger"]), native=False)
+    twin.subscribe("u", "p", tables=table, native=False)
+    twin.sync_ours()
+    twin.pairs["s"].ours.run(
+        "create or replace function own.fires() returns trigger language plpgsql as $$ begin"
+        " execute format('insert into %s values (null, %L)', (select oid::regclass from pg_class"
+        " where relname like 'answer%' and relnamespace = pg_my_temp_schema()), '{');"
+        " return new; end $$"
+    )
+    twin.publisher.run("insert into t values (1, 'a')")
+
+    results = {result.subscription: result.replay.error for result in twin.sync_ours()}
+
+    assert f'code in tables of "{owner.name}"' in str(results["s"])
+    assert results["u"] is None
+    assert twin.pairs["u"].ours.rows("table t") == [(1, "a")]

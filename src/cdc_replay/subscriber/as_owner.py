@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString, Protocol
 
 from psycopg import sql
 
-from cdc_replay.errors import MissingPrivilege
+from cdc_replay.errors import MissingPrivilege, TargetMismatch
 from cdc_replay.postgres.connection import Connection, cancel_statement, translated_errors
 from cdc_replay.postgres.identifiers import commas
 from cdc_replay.subscriber.owners import CANNOT_BECOME, ActingRole, Rights, lock_tables, read_acting_roles
@@ -347,6 +347,17 @@ class TargetSessions:
     def _owner_code_has_run(self) -> bool:
         return any(session.has_run for session in self._owners.values())
 
+    def forged_answer(self) -> TargetMismatch | None:
+        """The error for an answer that cannot be read: only owners, who can write answers, give such ones."""
+        if not self._owners:
+            return None
+        names = ", ".join(f'"{name}"' for name in sorted(self._owners))
+        return TargetMismatch(
+            f"code in tables of {names} on the subscriber has changed the answers of statements",
+            hint="Find the trigger, default or function that writes into temporary tables, and remove it.",
+            rule="R8.21",
+        )
+
     def close(self) -> None:
         """Drop what the sessions created."""
         for session in self._owners.values():
@@ -362,11 +373,17 @@ def act_on(
     With `only_reads` no table is locked.
 
     Raises:
-        TargetMismatch: if a target was renamed or dropped.
+        TargetMismatch: if a target was renamed or dropped, or its owner's code has put what is no answer into
+            the place of one.
     """
     sessions = TargetSessions(connection, {target.oid: target for target in targets}, only_reads)
     sessions.confirm()
-    yield sessions
+    try:
+        yield sessions
+    except (ValueError, TypeError, RecursionError) as error:
+        if (forged := sessions.forged_answer()) is None:
+            raise
+        raise forged from error
     sessions.close()
 
 
