@@ -87,6 +87,7 @@ class Router:
     applied_lsns: Int64s
     published: Bools
     refusals: tuple[str | None, ...]
+    finds_by_new_row: Bools
     columns: ColumnProjection
     identity: ColumnProjection
     leaves: tuple[str, ...]
@@ -102,6 +103,7 @@ class Router:
             applied_lsns=np.array([route.target.applied_lsn.value for route in group_routes], dtype=np.int64),
             published=np.array([_published_kinds(route) for route in group_routes], dtype=np.bool_),
             refusals=tuple(route.refusal for route in group_routes),
+            finds_by_new_row=np.array([route.finds_by_new_row for route in group_routes], dtype=np.bool_),
             columns=ColumnProjection.from_positions([_columns(route) for route in group_routes]),
             identity=ColumnProjection.from_positions([_identity(route) for route in group_routes]),
             leaves=tuple(str(route.relation.id) for route in group_routes),
@@ -162,7 +164,7 @@ class Router:
     ) -> pa.RecordBatch:
         tuples = changes.tuples
         finds, has_row = np.isin(outcomes, (_U, _D)), np.isin(outcomes, (_I, _U))
-        self._check_sent(routes[finds])
+        self._check_sent(routes[finds & (tuples.has_old[rows] | ~self.finds_by_new_row[routes])])
         was_update, stays_update = changes.kinds[rows] == _U, outcomes == _U
         if not tuples.has_unsent and self.columns.is_whole[routes].all() and has_row[was_update].all():
             sent = changes.rows.select(["new", "new_kinds"])

@@ -78,6 +78,25 @@ class Route:
             " columns (R8.7)"
         )
 
+    @property
+    def finds_by_new_row(self) -> bool:
+        """Whether an UPDATE without an old row finds its row in spite of a refusal, by the new row (R8.3).
+
+        A native worker compares the target's key with that of the published relation (R8.7), which may be
+        another than the leaf's (R1.7).
+        """
+        published = self.published.table
+        key = (
+            self.target.columns
+            if published.replica_identity is ReplicaIdentity.FULL
+            else published.key_columns
+        )
+        return (
+            self.target.is_keyed
+            and published.id != self.relation.id
+            and set(self.target.identity) <= set(key)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Routes:

@@ -12,6 +12,8 @@ publisher and subscriber, differ, native replication refuses the change, or find
 | one key, another than the target's, and      | that key: among the leaf's own rows it is unique, and so |
 | either side is partitioned                   | `is_per_leaf`                                            |
 | all, and the target has no key               | the whole row (R8.10)                                    |
+| anything else, but the target's key is in    | the target's key in the new row, if the leaf has sent no |
+| that of the partitioned published relation   | old one (R8.3); with an old one the change is refused    |
 | anything else                                | nothing: an UPDATE or DELETE is refused, as natively     |
 
 Two leaves can have equal keys if the partition key is not part of them. Their changes are distinguished by

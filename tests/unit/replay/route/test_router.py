@@ -236,6 +236,28 @@ def test_only_changes_that_must_find_a_row_are_refused() -> None:
         seen(changes, routes=routes)
 
 
+def test_update_without_an_old_row_is_not_refused_where_the_root_has_the_key_of_the_target() -> None:
+    """R1.7, R8.3, R8.7: one leaf sends id of an old row, the other a; root and target have id."""
+    root, leaves = (
+        table(5, "s.t5", is_partitioned=True),
+        [table(oid, f"s.t{oid}", parent=5) for oid in (8, 9)],
+    )
+    published = catalog(root, *leaves, publications=[publication("p", listed(5), via_root=True)])
+    by_id, by_a = relation(8, "id a b"), relation(9, "id a b", key="a")
+    versions = [VersionedRelation(each, 0, published) for each in (by_id, by_a)]
+    routes = plan_routes(versions, ["p"], {QualifiedName("s", "t5"): Target(("id",), Lsn(100))})
+    changes, expected = Changes(), Expected()
+    seq = changes.update(by_id, ["2", "1", "x"], old=key("1"))
+    expected[seq] = ("U", False, ["1"], ["2"], ["2", "1", "x"], "ttt")
+    seq = changes.update(by_a, ["20", "1", "x"])
+    expected[seq] = ("U", False, ["20"], ["20"], ["20", "1", "x"], "ttt")
+    assert seen(changes, routes=routes) == expected
+
+    changes.update(by_a, ["20", "2", "x"], old=[None, "1", None])
+    with pytest.raises(SubscriberNotReady, match='did not send replica identity column "id"'):
+        seen(changes, routes=routes)
+
+
 def test_partitions_with_equal_columns_share_one_compiled_filter() -> None:
     """A hundred partitions cost one filter per column order, not a hundred."""
     root = table(5, "s.t5", is_partitioned=True)

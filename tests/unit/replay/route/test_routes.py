@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
@@ -149,6 +150,38 @@ def test_update_is_refused_if_its_row_cannot_be_found(
         assert found is None
     else:
         assert re.search(refusal, found or "")
+
+
+@pytest.mark.parametrize(
+    ("root_key", "root_identity", "finds"),
+    [
+        ("id", ReplicaIdentity.DEFAULT, True),
+        ("", ReplicaIdentity.FULL, True),
+        # R8.7: natively refused, too
+        ("a", ReplicaIdentity.DEFAULT, False),
+    ],
+)
+def test_new_row_finds_the_row_of_a_leaf_with_another_key_than_the_root(
+    root_key: str, root_identity: ReplicaIdentity, *, finds: bool
+) -> None:
+    """R1.7, R8.3, R8.7: leaves send "id" and "a" of an old row, the target's key is "id"."""
+    root = dataclasses.replace(
+        table(5, "s.t5", is_partitioned=True),
+        key_columns=tuple(root_key.split()),
+        replica_identity=root_identity,
+    )
+    leaves = (table(6, "s.t6", parent=5), table(7, "s.t7", parent=5))
+    via_root = publication("p", listed(5), via_root=True)
+    versions = defined(
+        [relation(6, "id a b", key="id"), relation(7, "id a b", key="a")],
+        catalog(root, *leaves, publications=[via_root]),
+    )
+
+    by_id, by_a = plan_routes(versions, ["p"], targets(t5="id")).routes
+
+    assert by_id.refusal is None
+    assert 'replica identity column "id"' in (by_a.refusal or "")
+    assert by_a.finds_by_new_row is finds
 
 
 def test_unpublished_key_makes_the_whole_row_the_identity() -> None:
