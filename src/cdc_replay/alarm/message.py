@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from cdc_replay.errors import bounded
 from cdc_replay.model.alarm import Alarm, Notice
 
 LONGEST_SUBJECT: Final = 160
@@ -24,7 +25,7 @@ _SEPARATORS: Final = frozenset({"Zl", "Zp"})
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
 
 _SECRETS: Final = (
-    re.compile(r"(?i)(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)\S*(?=@)"),
+    re.compile(r"(?i)(\b[a-z][a-z0-9+.-]{0,30}://[^\s/:@]*:)\S*(?=@)"),
     re.compile(
         r"""(?ix) ( \b [a-z_]* (?: password | passwd | pwd | token | secret | api_?key ) ["']? \s* [=:] \s* )
             (?: '(?:\\.|[^'\\])*' | "(?:\\.|[^"\\])*" | [^\s,;&]+ )"""
@@ -35,6 +36,7 @@ _SECRETS: Final = (
 
 def one_line(text: str, longest: int = LONGEST_FIELD) -> str:
     """The text as one printable line of at most `longest` characters, without passwords."""
+    text = bounded(text)
     for pattern in _SECRETS:
         text = pattern.sub(r"\1…", text)
     shown = "".join(_printable(character) for character in text)

@@ -50,6 +50,8 @@ def test_a_field_is_one_printable_line_of_bounded_length() -> None:
     shown = one_line(HOSTILE)
     assert shown == 'a"b Bcc: all@example.com <script>@channel <!here> [x](http://evil) [31m z'
     assert len(one_line("é" * 10_000)) == LONGEST_FIELD
+    # Searched for passwords from each dot on, these would take hours.
+    assert len(one_line("a." * 500_000)) == LONGEST_FIELD
     assert text_of(Notice((alarm(HOSTILE, HOSTILE),))).count("\n") == 5
 
 
