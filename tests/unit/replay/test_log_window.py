@@ -32,7 +32,7 @@ def whole(from_lsn: int, *tables: Table, read_lsn: int = 100) -> CatalogRow:
 def command(at: int, commit: int, columns: str | None) -> CatalogRow:
     """The versions of a command that creates, alters or drops the table."""
     names = [
-        [TABLE.id, version, name, 23, -1, "integer", None, "", None]
+        [TABLE.id, version, name, 23, -1, "integer", None, "", None, None]
         for version, name in enumerate((columns or "").split(), start=1)
     ]
     rows = [[TABLE.id, "s", "t", False, True, None, "d", [1], [1], len(names)]]
