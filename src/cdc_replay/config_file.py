@@ -17,6 +17,7 @@ from cdc_replay.errors import InvalidConfiguration
 VARIABLE: Final = "CDC_REPLAY_CONFIG"
 DEFAULT_FILE: Final = "cdc_replay.yaml"
 MOST_VALUES: Final = 100_000
+"""In a file, those of an alias counted once per use."""
 
 _LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = yaml.SafeLoader
 if yaml.__with_libyaml__:

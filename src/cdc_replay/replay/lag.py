@@ -4,7 +4,6 @@
 |--------------------------------------------|-------------------------------------|--------------------|
 | its subscriber does not answer             | the error of the connection         | no                 |
 | has no copied table                        | the tables that wait for a snapshot | no                 |
-| is parked for a lost value                 | why it is parked                    | no                 |
 | is parked before a transaction             | why it is parked                    | after `PATIENCE`   |
 | its subscriber is read-only                | that                                | no                 |
 | another process holds its lock             | which process                       | no                 |
@@ -92,8 +91,7 @@ def _standstill(connection: Connection, subscription: str, since: datetime) -> L
     # Also if it ended in the future: the clock was set back since.
     is_patience_over = last is None or abs(datetime.now(UTC) - last.finished) > PATIENCE
     if record is not None and record.parked_at is not None:
-        is_due = is_patience_over and record.parked_transaction is not None
-        return Lag(f"parked at {record.parked_at}: {record.parked_reason}", since, is_due)
+        return Lag(f"parked at {record.parked_at}: {record.parked_reason}", since, is_patience_over)
     if is_read_only(connection):
         return Lag("the subscriber is read-only", since)
     if (holder := subscription_lock.lock_holder(connection, subscription)) is not None:

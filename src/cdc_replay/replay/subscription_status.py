@@ -59,7 +59,7 @@ def read_subscriber_status(
     replayed = recorded_results.last_result(connection, name, "replay")
     validated = recorded_results.last_result(connection, name, "validate")
     proven = proven_point(connection, name)
-    proofs = read_summaries(connection, name) or {}
+    proofs = read_summaries(connection, name)
     notices = _notices(connection, subscription, change_log)
     states = {table.name: table.state for table in tables if table.name is not None}
     ready = [state for state in states.values() if isinstance(state, Ready)]
@@ -200,9 +200,8 @@ def _with_proof(table: TableStatus, proof: ProofSummary | None) -> TableStatus:
 def _parked_reason(record: SubscriptionRecord | None) -> str | None:
     if record is None or record.parked_at is None:
         return None
-    transaction = record.parked_transaction
-    before = "" if transaction is None else f", before transaction {transaction}"
-    return f"parked at {record.parked_at}{before}: {record.parked_reason}"
+    position = f"{record.parked_at}, before transaction {record.parked_transaction}"
+    return f"parked at {position}: {record.parked_reason}"
 
 
 def _dropped_tables(
