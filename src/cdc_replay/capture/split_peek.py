@@ -33,16 +33,17 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 import psycopg
 
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import ZERO, Lsn, Window
-from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.postgres.peek import PeekOptions, RawMessages, peek, start_peek, use_decoding_memory
+from cdc_replay.postgres.connection import Connection, cancel_statement, connect
+from cdc_replay.postgres.peek import PeekOptions, RawMessages, peek, use_decoding_memory
 from cdc_replay.postgres.slot import advance_slot, copy_slot
 
 logger = logging.getLogger(__name__)
@@ -50,8 +51,17 @@ logger = logging.getLogger(__name__)
 FIRST_SHARE: Final = 0.4
 """Of the range; the first piece is read once it is decoded, and by then the second should be decoded too."""
 
-MOST_DECODED_TWICE: Final = 0.5
-"""Of the range, as WAL before the second piece that the server decodes for it too, at a fifth of the cost."""
+MOST_DECODED_TWICE: Final = 1.5
+"""Of the range, as WAL before the second piece that the server decodes for it too, at a fifth of the cost.
+
+With more, the second core would mostly repeat what the first one does.
+"""
+
+_CANCEL_SECONDS: Final = 1.0
+"""How long a cancelled statement may go on before it is cancelled again: the next one may have begun."""
+
+_Begun: TypeAlias = tuple[tuple[RawMessages, ...], Generator[RawMessages]]
+"""The first messages of a peek, and the others."""
 
 _WAITS_FOR_STANDBYS: Final = "select coalesce(current_setting('synchronized_standby_slots', true), '') <> ''"
 
@@ -90,16 +100,10 @@ class SplitPeek:
         """The messages; use it in `contextlib.closing`, as for `peek`."""
         split = self.split_lsn()
         if split is None:
-            pieces = peek(self.connection, self.options, upto_lsn=self.window.upto, upto_nchanges=self.limit)
-            with contextlib.closing(pieces) as first:
-                yield from self._piece(first, self.window.upto)
+            yield from self._first_piece(self.window.upto)
             return
-        started = start_peek(self.connection, self.options, upto_lsn=split, upto_nchanges=self.limit)
-        with contextlib.ExitStack() as stack:
-            first = stack.enter_context(contextlib.closing(started))
-            # Meanwhile the server decodes the first piece.
-            second = self._start_second(stack, split)
-            yield from self._piece(first, split)
+        with self._decoding_ahead(split) as second:
+            yield from self._first_piece(split)
             if self.complete_upto < split:
                 self.may_split = False
             elif second is not None:
@@ -114,28 +118,51 @@ class SplitPeek:
         is_worth_it = length >= self.least_bytes and decoded_twice <= length * MOST_DECODED_TWICE
         return Lsn(split) if is_worth_it and self.may_split and not self.options.two_phase else None
 
-    def _start_second(self, stack: contextlib.ExitStack, split: Lsn) -> Iterator[RawMessages] | None:
-        """Let the server decode what commits after `split`, in a session that ends with `stack`."""
-        try:
-            ahead = stack.enter_context(connect(self.dsn, purpose="capture ahead"))
-            use_decoding_memory(ahead)
-            name = f"cdc_replay_ahead_{ahead.info.backend_pid}"
-            copy_slot(ahead, self.options.slot, name)
-            advance_slot(ahead, name, split)
-            options = dataclasses.replace(self.options, slot=name)
-            started = start_peek(ahead, options, upto_lsn=self.window.upto, upto_nchanges=self.limit)
-            return stack.enter_context(contextlib.closing(started))
-        except (CdcReplayError, psycopg.Error) as error:
-            self._refuse(error)
-        return None
+    @contextlib.contextmanager
+    def _decoding_ahead(self, split: Lsn) -> Iterator[Future[_Begun] | None]:
+        """Let the server decode what commits after `split`, in a session that ends with the block.
 
-    def _second_piece(self, messages: Iterator[RawMessages]) -> Iterator[RawMessages]:
+        In a thread, since the server says nothing before it has decoded all, not even that it has begun.
+        """
         try:
-            head = tuple(itertools.islice(messages, 1))
+            ahead = connect(self.dsn, purpose="capture ahead")
+        except CdcReplayError as error:
+            self._refuse(error)
+            yield None
+            return
+        with ahead, ThreadPoolExecutor(1, thread_name_prefix="capture ahead") as thread:
+            decoded = thread.submit(self._decode_ahead, ahead, split)
+            try:
+                yield decoded
+            finally:
+                while not wait((decoded,), timeout=0).done:
+                    cancel_statement(ahead)
+                    wait((decoded,), timeout=_CANCEL_SECONDS)
+                if decoded.exception() is None:
+                    decoded.result()[1].close()
+
+    def _decode_ahead(self, ahead: Connection, split: Lsn) -> _Begun:
+        """The messages that commit after `split`, once the server has decoded them all."""
+        use_decoding_memory(ahead)
+        name = f"cdc_replay_ahead_{ahead.info.backend_pid}"
+        copy_slot(ahead, self.options.slot, name)
+        advance_slot(ahead, name, split)
+        options = dataclasses.replace(self.options, slot=name)
+        messages = peek(ahead, options, upto_lsn=self.window.upto, upto_nchanges=self.limit)
+        return tuple(itertools.islice(messages, 1)), messages
+
+    def _first_piece(self, upto: Lsn) -> Iterator[RawMessages]:
+        messages = peek(self.connection, self.options, upto_lsn=upto, upto_nchanges=self.limit)
+        with contextlib.closing(messages):
+            yield from self._piece(messages, upto)
+
+    def _second_piece(self, decoded: Future[_Begun]) -> Iterator[RawMessages]:
+        try:
+            head, rest = decoded.result()
         except (CdcReplayError, psycopg.Error) as error:
             self._refuse(error)
         else:
-            yield from self._piece(itertools.chain(head, messages), self.window.upto)
+            yield from self._piece(itertools.chain(head, rest), self.window.upto)
 
     def _piece(self, messages: Iterator[RawMessages], upto: Lsn) -> Iterator[RawMessages]:
         count = 0

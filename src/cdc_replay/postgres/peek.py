@@ -115,9 +115,6 @@ class RawMessages:
     data: pa.BinaryArray
 
 
-_NOTHING: Final = RawMessages(np.zeros(0, np.int64), np.zeros(0, np.int64), pa.nulls(0, pa.binary()))
-
-
 def use_decoding_memory(connection: Connection) -> None:
     """Let the session decode larger transactions in memory, unless an administrator has set the limit.
 
@@ -134,34 +131,16 @@ def identifier_list(names: Sequence[str]) -> str:
 def peek(
     connection: Connection, options: PeekOptions, *, upto_lsn: Lsn, upto_nchanges: int | None
 ) -> Generator[RawMessages]:
-    """As `start_peek`; the server begins to decode when the first messages are asked for."""
-    started = start_peek(connection, options, upto_lsn=upto_lsn, upto_nchanges=upto_nchanges)
-    with contextlib.closing(started) as messages:
-        yield from messages
+    """The messages of unconfirmed transactions that commit before `upto_lsn`.
 
-
-def start_peek(
-    connection: Connection, options: PeekOptions, *, upto_lsn: Lsn, upto_nchanges: int | None
-) -> Generator[RawMessages]:
-    """The messages of unconfirmed transactions that commit before `upto_lsn`; the server begins to decode.
-
-    Ends early, after a whole transaction, once `upto_nchanges` messages were sent; with streaming perhaps
-    inside one (R1.23, R1.24). None: no such limit. Batches are limited in messages and bytes; one message may
-    exceed them. Use it in `contextlib.closing`: until it is exhausted or closed, the session can do nothing
-    else.
+    The server begins when the first ones are asked for, and decodes all before it sends any (R1.32). Ends
+    early, after a whole transaction, once `upto_nchanges` messages were sent; with streaming perhaps inside
+    one (R1.23, R1.24). None: no such limit. Batches are limited in messages and bytes; one message may exceed
+    them. Use it in `contextlib.closing`: until it is exhausted or closed, the session can do nothing else.
 
     Raises:
         SlotMissing, SlotActive, SlotLost, PublicationMissing, MissingPrivilege: as `slot` describes.
     """
-    messages = _peek(connection, options, upto_lsn, upto_nchanges)
-    next(messages)
-    return messages
-
-
-def _peek(
-    connection: Connection, options: PeekOptions, upto_lsn: Lsn, upto_nchanges: int | None
-) -> Generator[RawMessages]:
-    """Yields nothing once the server decodes, then the messages."""
     statement = PEEK.format(
         slot=sql.Literal(options.slot),
         upto_lsn=sql.Literal(str(upto_lsn)),
@@ -177,7 +156,6 @@ def _peek(
         connection.cursor() as cursor,
         cursor.copy(statement) as copy,
     ):
-        yield _NOTHING
         yield from _batches(copy)
 
 

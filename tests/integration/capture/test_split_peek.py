@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,12 @@ from cdc_replay.capture.pull import CaptureOutcome, CaptureSource, current_posit
 from cdc_replay.capture.split_peek import SplitPeek
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import ServerUnavailable
-from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.peek import PeekOptions, RawMessages, peek
+from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 from fixtures.captured import Captured
+from fixtures.native import wait_for
 from fixtures.postgres import Database
 from integration.capture.twins import Twins
 
@@ -115,8 +121,66 @@ def test_pull_splits_by_itself_and_leaves_no_slot(
     assert publisher.rows(leftovers) == []
 
 
-def test_without_a_copy_of_the_slot_the_next_pull_reads_the_rest(
+def sessions_ahead(publisher: Database) -> list[tuple[Any, ...]]:
+    """Sessions that read a copy of the slot, with what they execute."""
+    return publisher.rows(
+        "select query from pg_stat_activity where application_name = 'cdc_replay capture ahead'"
+        " and datname = current_database()"
+    )
+
+
+def reads_ahead(publisher: Database) -> bool:
+    """Whether one of them has begun to."""
+    return any("peek_binary_changes" in query for (query,) in sessions_ahead(publisher))
+
+
+def test_server_decodes_both_pieces_at_once(
     publisher: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one is asked for before the first one is there (R1.32)."""
+    publisher.run(TABLE)
+    twins = Twins.of(publisher, tmp_path, split_bytes=0)
+    commit_transactions_of_all_kinds(publisher)
+
+    def peek_second_first(connection: Connection, *arguments: Any, **options: Any) -> Generator[RawMessages]:
+        if connection.info.get_parameters()["application_name"] != "cdc_replay capture ahead":
+            wait_for(lambda: reads_ahead(publisher), "a session that reads ahead")
+        yield from peek(connection, *arguments, **options)
+
+    monkeypatch.setattr(split_peek, "peek", peek_second_first)
+    twins.subject.capture(current_position(publisher.dsn))
+
+    monkeypatch.undo()
+    assert len(twins.settle()) > LARGE
+
+
+def test_reader_that_stops_leaves_no_session(publisher: Database, tmp_path: Path) -> None:
+    """Whether the copy has been decoded by then or not."""
+    publisher.run(TABLE)
+    twins = Twins.of(publisher, tmp_path)
+    source = twins.subject.source
+    after = twins.plain.log.end_lsn
+    commit_transactions_of_all_kinds(publisher)
+    window = Window(after, current_position(publisher.dsn))
+    options = PeekOptions(source.slot, tuple(CAPTURE_PUBLICATIONS.values()))
+    with connect(source.dsn, purpose="test") as connection:
+        for is_decoded in (False, True):
+            pieces = SplitPeek(
+                connection, source.dsn, options, window, None, least_bytes=0, restart_lsn=after
+            )
+            with contextlib.closing(pieces.batches()) as batches:
+                next(batches)
+                if is_decoded:
+                    wait_for(lambda: reads_ahead(publisher), "a session that reads ahead")
+            assert pieces.split_lsn() is not None
+            wait_for(lambda: sessions_ahead(publisher) == [], "the end of the session")
+
+    assert len(twins.settle()) > LARGE
+
+
+@pytest.mark.parametrize("step", ["connect", "copy_slot"])
+def test_without_a_copy_of_the_slot_the_next_pull_reads_the_rest(
+    step: str, publisher: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No slot or session may be free for the copy."""
     publisher.run(TABLE)
@@ -124,10 +188,10 @@ def test_without_a_copy_of_the_slot_the_next_pull_reads_the_rest(
     commit_transactions_of_all_kinds(publisher)
     upto = current_position(publisher.dsn)
 
-    def refuse(dsn: str, *, purpose: str) -> None:
-        raise ServerUnavailable(f"no session for {purpose} at {len(dsn)}")
+    def refuse(*_: object, **__: object) -> None:
+        raise ServerUnavailable("none is free")
 
-    monkeypatch.setattr(split_peek, "connect", refuse)
+    monkeypatch.setattr(split_peek, step, refuse)
     outcome = twins.subject.capture(upto, split_bytes=0)
 
     assert (outcome.pulls, outcome.to_lsn) == (2, upto)
