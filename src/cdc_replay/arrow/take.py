@@ -57,7 +57,7 @@ def take_lists(lists: pa.ListArray, rows: Int64s) -> pa.ListArray:
     text_offsets = np.zeros(count + 1, dtype=np.int32)
     text_data = np.empty(size, dtype=np.uint8)
     # Not at the top: the driver only plans, and need not load or compile the kernel.
-    from cdc_replay.arrow.take_kernel import copy_texts  # noqa: PLC0415
+    from cdc_replay.arrow.list_kernels import copy_texts  # noqa: PLC0415
 
     copy_texts(firsts, lasts, offsets, data, text_offsets, text_data)
     valid = np.ones(count, dtype=np.bool_)

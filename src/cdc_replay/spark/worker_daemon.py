@@ -26,7 +26,7 @@ _LOADED_BEFORE_THE_FORK = (
     "cdc_replay.replay.window_job",
     "cdc_replay.arrow.key_hash",
     "cdc_replay.pgoutput.columnar",
-    "cdc_replay.arrow.take_kernel",
+    "cdc_replay.arrow.list_kernels",
     "pyspark.worker",
 )
 

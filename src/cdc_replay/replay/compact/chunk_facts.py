@@ -13,14 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_replay.arrow.arrays import (
-    Bools,
     Int64s,
     ascii_bytes,
-    booleans,
     int_array,
-    is_valid,
-    offsets_from_lengths,
 )
+from cdc_replay.arrow.list_comparison import lists_differ
 from cdc_replay.arrow.take import take_rows
 from cdc_replay.model.frames import ChangeKind, Truncation
 from cdc_replay.model.key_links import TableKey, linked
@@ -136,7 +133,7 @@ def chunk_facts(routed: pa.RecordBatch, chunk: int, counts: Counter[str]) -> Chu
     """The facts of a chunk (ROUTED, and the counts of its routing)."""
     kinds = ascii_bytes(routed["kind"])
     is_update = kinds == _U
-    moves = is_update & _differ(routed["search_key"], routed["new_key"])
+    moves = is_update & lists_differ(routed["search_key"], routed["new_key"])
     entered = (kinds == _I) & routed["transformed"].to_numpy(zero_copy_only=False)
     if entered.any():
         entered &= pc.fill_null(pc.match_substring(routed["kinds"], "u"), False).to_numpy(
@@ -157,17 +154,3 @@ def chunk_facts(routed: pa.RecordBatch, chunk: int, counts: Counter[str]) -> Chu
             case _:
                 facts.unsent.add((target, *position))
     return facts
-
-
-def _differ(left: pa.ListArray, right: pa.ListArray) -> Bools:
-    """Whether two lists of one length differ, if neither is NULL; NULL elements count as equal."""
-    both = is_valid(left) & is_valid(right)
-    rows = pa.array(np.flatnonzero(both))
-    lists, other_lists = left.take(rows), right.take(rows)
-    ours, theirs = lists.flatten(), other_lists.flatten()
-    unequal = booleans(pc.not_equal(ours, theirs)) | (is_valid(ours) != is_valid(theirs))
-    count = offsets_from_lengths(unequal)
-    ends = offsets_from_lengths(int_array(pc.list_value_length(lists)))
-    differ = np.zeros(len(left), dtype=np.bool_)
-    differ[both] = count[ends[1:]] > count[ends[:-1]]
-    return differ

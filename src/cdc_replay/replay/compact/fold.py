@@ -165,19 +165,21 @@ def _fold_rows(run: pa.RecordBatch, target: int, rules: FoldRules) -> KeyedFold 
 
 
 def combine_map_side(
-    batch: pa.RecordBatch, rules: FoldRules, lineages_of: Callable[[Int64s, pa.ListArray], Int64s]
-) -> pa.RecordBatch:
-    """`batch` (INPUT, in log order), with fewer changes of the same effect.
+    batch: pa.RecordBatch,
+    order: Int64s,
+    rules: FoldRules,
+    lineages_of: Callable[[Int64s, pa.ListArray], Int64s],
+) -> pa.RecordBatch | None:
+    """Fewer changes (INPUT) than in `batch`, which is in log order, with the same effect.
 
-    Ordinary runs of more than two changes become the shortest equivalent runs; if there are few of them, the
-    batch is returned as it is. `lineages_of` gives the lineages of keys by their targets.
+    Ordinary runs of more than two changes become the shortest equivalent runs; None if there are few of them.
+    `order` has the rows by lineage; `lineages_of` gives the lineages of keys by their targets.
     """
     lineages = int_array(batch["lineage"])
-    order = np.argsort(lineages, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(lineages[order])) + 1, len(order))
     lengths = np.diff(ends, prepend=0)
     if len(order) == 0 or 2 * lengths[lengths > _MAX_EFFECT_CHANGES].sum() < len(order):
-        return batch
+        return None
     targets = int_array(batch["target"])[order]
     ordered = take_rows(batch, order[np.argsort(targets, kind="stable")])
     targets = int_array(ordered["target"])

@@ -24,7 +24,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.arrow.arrays import Bools, Int64s, ascii_bytes, int_array
+from cdc_replay.arrow.arrays import Bools, Bytes, Int64s, ascii_bytes, int_array
+from cdc_replay.arrow.list_comparison import lists_differ
+from cdc_replay.arrow.take import take_lists
 from cdc_replay.model.frames import ChangeKind, NetKind
 from cdc_replay.replay.compact.fold_frames import OUTPUT, TEXTS
 
@@ -68,22 +70,10 @@ def _irregular_changes(
     impossible[first] = (kinds[first] != _I) if is_truncated else False
     key = pc.coalesce(batch["search_key"], batch["new_key"])
     other_key = np.zeros(len(kinds), dtype=bool)
-    other_key[1:] = _differ(key.slice(1), key.slice(0, len(kinds) - 1))
-    moved = (kinds == _U) & _differ(key, pc.coalesce(batch["new_key"], key))
+    other_key[1:] = lists_differ(key.slice(1), key.slice(0, len(kinds) - 1))
+    moved = (kinds == _U) & lists_differ(key, batch["new_key"])
     irregular: Bools = impossible | (other_key & ~first) | moved
     return irregular
-
-
-def _differ(left: pa.ListArray, right: pa.ListArray) -> Bools:
-    """Whether two key columns differ, row by row; NULL elements are equal to each other."""
-    differ = np.zeros(len(left), dtype=bool)
-    width = 0 if len(left) == 0 else len(left[0])
-    for position in range(width):
-        a, b = pc.list_element(left, position), pc.list_element(right, position)
-        one_null = pc.xor(pc.is_null(a), pc.is_null(b))
-        unequal = pc.or_(one_null, pc.fill_null(pc.not_equal(a, b), False))
-        differ |= unequal.to_numpy(zero_copy_only=False)
-    return differ
 
 
 def fold_ordinary(piece: RunBatch, target: int) -> Iterator[pa.RecordBatch]:
@@ -155,14 +145,13 @@ class _NetRowBuilder:
 
 def _latest_values(batch: pa.RecordBatch, first: Int64s, last: Int64s) -> tuple[pa.Array, pa.Array]:
     """Values and kinds of the rows after the changes `first` to `last`, one row per pair."""
-    if (first == last).all():
-        rows = pa.array(first)
-        return batch["values"].take(rows), batch["kinds"].take(rows)
+    latest_kinds = batch["kinds"].take(pa.array(last))
+    if not latest_kinds.null_count and _is_sent(ascii_bytes(latest_kinds)).all():
+        return take_lists(batch["values"], last), latest_kinds
     width = len(batch["kinds"][int(first[0])].as_py())
     unknown = pa.scalar(chr(_UNKNOWN) * width)
     kinds = ascii_bytes(pc.fill_null(batch["kinds"], unknown)).reshape(-1, width)
-    sent = (kinds == _NULL) | (kinds == _TEXT)
-    positions = np.where(sent, np.arange(len(kinds))[:, None], -1)
+    positions = np.where(_is_sent(kinds), np.arange(len(kinds))[:, None], -1)
     last_sent = np.maximum.accumulate(positions, axis=0)[last]
     last_sent = np.where(last_sent >= first[:, None], last_sent, first[:, None])
     columns = np.arange(width)
@@ -173,6 +162,11 @@ def _latest_values(batch: pa.RecordBatch, first: Int64s, last: Int64s) -> tuple[
     merged = np.ascontiguousarray(kinds[last_sent, columns])
     merged_kinds = pa.StringArray.from_buffers(len(first), pa.py_buffer(borders), pa.py_buffer(merged))
     return values, merged_kinds
+
+
+def _is_sent(kinds: Bytes) -> Bools:
+    sent: Bools = (kinds == _NULL) | (kinds == _TEXT)
+    return sent
 
 
 def run_starts(batch: pa.RecordBatch) -> Int64s:

@@ -138,13 +138,14 @@ class ShuffleWriter:
         changes = self._with_lineage(routed if remaining.all() else routed.filter(pa.array(remaining)), chunk)
         if self.facts.is_empty and notes.moves:
             changes = notes.defer(chunk, changes, _moved_hashes(notes.moves))
-        if self.rules.revision is None:
-            changes = combine_map_side(changes, self.rules, self._lineages)
         lineages = int_array(changes["lineage"])
+        order = np.argsort(lineages, kind="stable")
+        if (combined := self._combine(changes, order)) is not None:
+            changes, lineages = combined, int_array(combined["lineage"])
+            order = np.argsort(lineages, kind="stable")
         parts = self.assignment.parts_of(int_array(changes["target"]), lineages)
         parts = parts.astype(np.min_scalar_type(self.assignment.parts))
         # Sorted pieces are merged faster, and read sequentially.
-        order = np.argsort(lineages, kind="stable")
         order = order[np.argsort(parts[order], kind="stable")]
         changes = take_rows(changes, order)
         counts = np.bincount(parts, minlength=self.assignment.parts)
@@ -152,6 +153,12 @@ class ShuffleWriter:
         non_empty = np.flatnonzero(counts)
         pieces = [changes.slice(int(ends[part] - counts[part]), int(counts[part])) for part in non_empty]
         return _pieces((self.first_part + non_empty).tolist(), chunk, [dump_batch(piece) for piece in pieces])
+
+    def _combine(self, changes: pa.RecordBatch, order: Int64s) -> pa.RecordBatch | None:
+        """Fewer changes with the same effect; None if that is not worth it."""
+        if self.rules.revision is not None:
+            return None
+        return combine_map_side(changes, order, self.rules, self._lineages)
 
     def write_facts(self, notes: ChunkFacts) -> Iterator[pa.RecordBatch]:
         """Facts (PIECES) of a task, and what each part must know of them."""

@@ -15,7 +15,7 @@ from typing import Final, Self
 import numpy as np
 import pyarrow as pa
 
-from cdc_replay.arrow.arrays import Bools, Int64s, booleans
+from cdc_replay.arrow.arrays import Bools, Int64s, booleans, distinct_ids
 from cdc_replay.errors import InvalidFilter
 from cdc_replay.filters.arrow_eval import evaluate_filter
 from cdc_replay.filters.compile import ArrowFilter, ServerFilter, compile_or
@@ -175,7 +175,7 @@ class FilterEvaluator:
     ) -> Iterator[tuple[ArrowCheck, FilterInputs]]:
         """Each filter of Arrow, and the changes that it is for."""
         check_ids = _check_ids(self.arrow_ids, changes, routes)
-        for check_id in np.unique(check_ids[check_ids >= 0]).tolist():
+        for check_id in distinct_ids(check_ids[check_ids >= 0]).tolist():
             check = self.arrow_checks[check_id]
             rows = np.flatnonzero(check_ids == check_id)
             yield check, changes.filter_inputs.of(check.layout, rows)

@@ -23,7 +23,7 @@ from typing import Final, Self
 import numpy as np
 import pyarrow as pa
 
-from cdc_replay.arrow.arrays import Bools, Bytes, Int64s, int_array, is_valid
+from cdc_replay.arrow.arrays import Bools, Bytes, Int64s, distinct_ids, int_array, is_valid
 from cdc_replay.arrow.take import take_rows
 from cdc_replay.errors import SubscriberNotReady
 from cdc_replay.model.frames import ROUTED, ChangeKind
@@ -188,7 +188,7 @@ class Router:
         return pa.RecordBatch.from_arrays([arrays[name] for name in ROUTED.names], schema=ROUTED_SCHEMA)
 
     def _check_sent(self, routes: Int64s) -> None:
-        for route_id in np.unique(routes):
+        for route_id in distinct_ids(routes):
             if (refusal := self.refusals[route_id]) is not None:
                 raise SubscriberNotReady(refusal, rule="R8.7")
 
