@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,22 @@ options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 session = builder.config("spark.driver.extraJavaOptions", options).getOrCreate()
 rows = session.range(0, 1000, numPartitions=2).mapInArrow(same, "id bigint")
 rows.repartition(2, "id").mapInArrow(same, "id bigint").collect()
+"""
+_ASK: Final = """
+import pickle, sys
+from concurrent.futures import ThreadPoolExecutor
+import psycopg, pyarrow.parquet
+
+with open(sys.argv[1], "rb") as file:
+    databases, statements, at_once = pickle.load(file)
+
+def ask(dsn):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for statement, *values in statements:
+            connection.execute(statement, *values)
+
+with ThreadPoolExecutor(at_once) as pool:
+    list(pool.map(ask, databases))
 """
 _SEND_MESSAGES: Final = """
     copy (
@@ -86,26 +103,21 @@ def hash_both(at: Stand) -> Run:
 
 
 def ask_subscribers(at: Stand) -> Run:
-    """New sessions, as many at once as `status` has, with what it executes in each database."""
+    """A new process that executes in new sessions what `status` does, as many at once."""
     names = at.names("warm")
     statements: list[tuple[Any, ...]] = []
     execute = psycopg.Connection.execute
 
-    def recorded(connection: Connection, *arguments: Any) -> psycopg.Cursor[Any]:
+    def recorded(
+        connection: Connection, statement: str | sql.SQL | sql.Composed, *values: Any
+    ) -> psycopg.Cursor[Any]:
         if connection.info.dbname == names[0]:
-            statements.append(arguments)
-        return execute(connection, *arguments)
+            text = statement.as_string(connection) if isinstance(statement, sql.Composable) else statement
+            statements.append((text, *values))
+        return execute(connection, statement, *values)
 
     with mock.patch.object(psycopg.Connection, "execute", recorded):
         status(load_config(at.file), names[0])
-
-    def ask(name: str) -> None:
-        with at.subscriber_connection(name) as connection:
-            for statement, *values in statements:
-                connection.execute(statement, *values)
-
-    with sampled(None, at.servers) as sampler, ThreadPoolExecutor(SERVERS_AT_ONCE) as pool:
-        began = time.monotonic()
-        list(pool.map(ask, names))
-        seconds = time.monotonic() - began
-    return Run(seconds, sampler.peaks, {})
+    file = at.folder / "statements.pickle"
+    file.write_bytes(pickle.dumps(([at.subscriber.dsn(name) for name in names], statements, SERVERS_AT_ONCE)))
+    return fresh([sys.executable, "-c", _ASK, str(file)], at.folder, at.servers)
