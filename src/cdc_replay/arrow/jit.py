@@ -9,9 +9,18 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 import numba
+from numba import types
+
+BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)
+INT32S: Final = types.Array(types.int32, 1, "C", readonly=True)
+INT64S: Final = types.Array(types.int64, 1, "C", readonly=True)
+BOOLS: Final = types.Array(types.boolean, 1, "C", readonly=True)
+MUTABLE_BYTES: Final = types.Array(types.uint8, 1, "C")
+MUTABLE_INT32S: Final = types.Array(types.int32, 1, "C")
+"""The arrays of signatures; those of Arrow's buffers are read-only."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

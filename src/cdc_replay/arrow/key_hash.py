@@ -21,7 +21,7 @@ from cdc_replay.arrow.arrays import (
     offsets_from_lengths,
     text_buffers,
 )
-from cdc_replay.arrow.jit import compiled
+from cdc_replay.arrow.jit import BOOLS, BYTES, INT32S, INT64S, compiled
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,10 +33,6 @@ _SHIFT: Final = np.uint64(33)
 _MIX_1: Final = np.uint64(0xFF51AFD7ED558CCD)
 _MIX_2: Final = np.uint64(0xC4CEB9FE1A85EC53)
 
-_BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)
-_INT32S: Final = types.Array(types.int32, 1, "C", readonly=True)
-_INT64S: Final = types.Array(types.int64, 1, "C", readonly=True)
-_BOOLS: Final = types.Array(types.boolean, 1, "C", readonly=True)
 _MUTABLE: Final = types.Array(types.uint64, 1, "C")
 
 
@@ -52,7 +48,7 @@ def hash_keys(targets: Int64s, keys: pa.ListArray) -> Int64s:
     return hashes.view(np.int64)
 
 
-@compiled(types.void(_INT64S, _INT32S, _INT32S, _BYTES, _BOOLS, _MUTABLE))
+@compiled(types.void(INT64S, INT32S, INT32S, BYTES, BOOLS, _MUTABLE))
 def _hash(
     targets: Int64s, lists: Int32s, offsets: Int32s, data: Bytes, valid: Bools, hashes: UInt64s
 ) -> None:

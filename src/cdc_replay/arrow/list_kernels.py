@@ -8,21 +8,16 @@ import numpy as np
 from numba import types
 
 from cdc_replay.arrow.arrays import Bools, Bytes, Int32s
-from cdc_replay.arrow.jit import compiled, inlined
+from cdc_replay.arrow.jit import BOOLS, BYTES, INT32S, MUTABLE_BYTES, MUTABLE_INT32S, compiled, inlined
 
-_BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)
-_INT32S: Final = types.Array(types.int32, 1, "C", readonly=True)
-_BOOLS: Final = types.Array(types.boolean, 1, "C", readonly=True)
-_MUTABLE_BYTES: Final = types.Array(types.uint8, 1, "C")
-_MUTABLE_INT32S: Final = types.Array(types.int32, 1, "C")
 _MUTABLE_BOOLS: Final = types.Array(types.boolean, 1, "C")
-_LISTS: Final = types.Tuple((_INT32S, _INT32S, _BYTES, _BOOLS))
+_LISTS: Final = types.Tuple((INT32S, INT32S, BYTES, BOOLS))
 
 ListBuffers: TypeAlias = tuple[Int32s, Int32s, Bytes, Bools]
 """Lists of texts: the offsets of the lists, those of the texts, their bytes, and which texts are not NULL."""
 
 
-@compiled(types.void(_INT32S, _INT32S, _INT32S, _BYTES, _MUTABLE_INT32S, _MUTABLE_BYTES))
+@compiled(types.void(INT32S, INT32S, INT32S, BYTES, MUTABLE_INT32S, MUTABLE_BYTES))
 def copy_texts(
     firsts: Int32s, lasts: Int32s, offsets: Int32s, data: Bytes, target_offsets: Int32s, target_data: Bytes
 ) -> None:
@@ -57,7 +52,7 @@ def _is_same_text(left: ListBuffers, index: int, right: ListBuffers, other_index
     return bool(position == size)
 
 
-@compiled(types.void(_BOOLS, _LISTS, _LISTS, _MUTABLE_BOOLS))
+@compiled(types.void(BOOLS, _LISTS, _LISTS, _MUTABLE_BOOLS))
 def compare_lists(compared: Bools, left: ListBuffers, right: ListBuffers, differ: Bools) -> None:
     """Set `differ[i]` where `compared[i]` and list `i` of the left has not the texts of the right one."""
     for row in range(len(compared)):

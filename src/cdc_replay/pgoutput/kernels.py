@@ -17,14 +17,9 @@ import numpy as np
 from numba import types
 
 from cdc_replay.arrow.arrays import Bytes, Int32s, Int64s
-from cdc_replay.arrow.jit import compiled, inlined
+from cdc_replay.arrow.jit import BYTES, INT32S, INT64S, MUTABLE_BYTES, MUTABLE_INT32S, compiled, inlined
 
-_BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)
-_INT32S: Final = types.Array(types.int32, 1, "C", readonly=True)
-_INT64S: Final = types.Array(types.int64, 1, "C", readonly=True)
 _TABLE: Final = types.Array(types.int64, 2, "C", readonly=True)
-_MUTABLE_BYTES: Final = types.Array(types.uint8, 1, "C")
-_MUTABLE_INT32S: Final = types.Array(types.int32, 1, "C")
 _MUTABLE_TABLE: Final = types.Array(types.int64, 2, "C")
 
 
@@ -182,7 +177,7 @@ def _locate(data: Bytes, begin: int, end: int, expected: Int64s, starts: Int64s)
     return fault, position, old_bytes, new_bytes
 
 
-@compiled(types.UniTuple(types.int64, 5)(_BYTES, _INT32S, _INT64S, _TABLE, _MUTABLE_TABLE))
+@compiled(types.UniTuple(types.int64, 5)(BYTES, INT32S, INT64S, _TABLE, _MUTABLE_TABLE))
 def locate_tuples(
     data: Bytes, offsets: Int32s, rows: Int64s, expected: Int64s, starts: Int64s
 ) -> tuple[int, int, int, int, int]:
@@ -216,7 +211,7 @@ def _copy(data: Bytes, at: int, length: int, values: Bytes, to: int) -> None:
         values[target + index] = data[source + index]
 
 
-@compiled(types.void(_BYTES, _INT64S, _INT32S, _MUTABLE_BYTES, _MUTABLE_INT32S, _MUTABLE_BYTES))
+@compiled(types.void(BYTES, INT64S, INT32S, MUTABLE_BYTES, MUTABLE_INT32S, MUTABLE_BYTES))
 def copy_values(
     data: Bytes, starts: Int64s, columns: Int32s, kinds: Bytes, value_offsets: Int32s, values: Bytes
 ) -> None:

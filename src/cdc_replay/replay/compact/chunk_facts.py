@@ -12,11 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.arrow.arrays import (
-    Int64s,
-    ascii_bytes,
-    int_array,
-)
+from cdc_replay.arrow.arrays import Int64s, ascii_bytes, int_array
 from cdc_replay.arrow.list_comparison import lists_differ
 from cdc_replay.arrow.take import take_rows
 from cdc_replay.model.frames import ChangeKind, Truncation
