@@ -93,8 +93,6 @@ class SplitPeek:
     """Whether a second piece can be read and is of use, as far as is known."""
     complete_upto: Lsn = field(default=ZERO, init=False)
     """Everything that commits before this position was read."""
-    messages: int = field(default=0, init=False)
-    """Their number, once a piece is complete."""
 
     def batches(self) -> Generator[RawMessages]:
         """The messages; use it in `contextlib.closing`, as for `peek`."""
@@ -126,7 +124,7 @@ class SplitPeek:
         """
         try:
             ahead = connect(self.dsn, purpose="capture ahead")
-        except CdcReplayError as error:
+        except (CdcReplayError, psycopg.Error) as error:
             self._refuse(error)
             yield None
             return
@@ -169,7 +167,6 @@ class SplitPeek:
         for batch in messages:
             count += len(batch.lsn)
             yield batch
-        self.messages += count
         if self.limit is None or count < self.limit:
             self.complete_upto = upto
 
