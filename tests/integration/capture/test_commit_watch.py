@@ -21,7 +21,7 @@ def test_only_a_change_that_the_log_lacks_is_announced_and_the_slot_moves_withou
 ) -> None:
     publisher.run("create table t (id int); create table other (id int); create publication p for table t")
     source = set_up().source
-    watch = CommitWatch(source, WatchState(0.0, 60.0, moved_at=0.0), 10.0)
+    watch = CommitWatch(source, WatchState(0.0, 60.0, moved_at=0.0), answer_seconds=60.0)
     capture_to(source)
     publisher.run("insert into other select generate_series(1, 100)")
     assert watch.look() is None
