@@ -91,6 +91,7 @@ SILENCE = "line swallows"
 ORDINARY = {
     ("snapshot.after_export", "server restarted"),
     ("fill.after_fence", "backends terminated"),
+    ("validate.after_fence", "backends terminated"),
     ("reconcile.after_digests", SILENCE),
 }
 

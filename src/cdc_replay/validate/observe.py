@@ -60,7 +60,7 @@ def observe_tables(
 
 def _observe(observation: Observation, table: ChosenTable, budget: Budget) -> ObservedTable:
     began = time.monotonic()
-    size = read_table_size(observation.fence.publisher, table.validated.table.table.id)
+    size = read_table_size(observation.fence.publisher, table.validated.table.table)
     steps = table.steps(size, has_budget=budget.is_limited)
     compared, read_bytes = _compare_step(observation, table, steps[0], size)
     budget.used_bytes += read_bytes
