@@ -224,7 +224,7 @@ def _create_objects(connection: Connection, catalog: PublisherCatalog, request: 
         connection.execute(OWNERSHIP_GUARD)
         publications = plan_capture_publications(connection, catalog, request.publications, request.slot)
         for plan in publications:
-            _execute(connection, plan)
+            _execute(connection, request.publisher, plan)
         connection.execute(OWNERSHIP_GUARD)
         triggers, warnings = _plan_event_triggers(connection, request)
         if (refusal := apply_plan(connection, triggers)) is not None:
@@ -243,9 +243,10 @@ def _in_one_transaction(
     return (*_BEGIN, OWNERSHIP_GUARD, *statements, *guard, *triggers, _COMMIT)
 
 
-def _execute(connection: Connection, plan: PublicationPlan) -> None:
+def _execute(connection: Connection, publisher: str, plan: PublicationPlan) -> None:
     # In one transaction: a change between drop and creation would be blocked or lost (R1.19).
-    with translated_errors(f'cannot set up publication "{plan.name}"'):
+    script = f"Let an administrator run in psql what `cdc-replay setup {publisher} --dry-run` prints."
+    with translated_errors(f'cannot set up publication "{plan.name}"', grant=script):
         for statement in plan.statements:
             connection.execute(statement)
 

@@ -200,6 +200,17 @@ def test_role_without_replication_gets_remedy(reader: Database, tmp_path: Path) 
     assert "alter role" in str(refused.value.hint)
 
 
+def test_role_that_may_not_create_publications_gets_remedy(reader: Database, tmp_path: Path) -> None:
+    reader.run(
+        "create table t (id int primary key); create publication p for table t;"
+        f" alter role reader_{reader.name} replication"
+    )
+    dsn = reader.cluster.dsn(reader.name, f"reader_{reader.name}")
+    with pytest.raises(MissingPrivilege, match="permission denied for database") as refused:
+        setup_publisher(SetupRequest("shop", dsn, "s", str(tmp_path / "log"), ("p",)))
+    assert "`cdc-replay setup shop --dry-run`" in str(refused.value.hint)
+
+
 def test_setup_names_all_missing_publications(publisher: Database, tmp_path: Path) -> None:
     request = SetupRequest("test", publisher.dsn, "s", str(tmp_path / "log"), ("x", "y"))
     with pytest.raises(PublicationMissing, match="x, y"):
