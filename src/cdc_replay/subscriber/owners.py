@@ -156,8 +156,9 @@ _HOLD_SCHEMAS: Final = """
 
 
 CANNOT_BECOME: Final = (
-    'Grant "{owner}" to the role, or make the role the owner of the table. With `run_as_owner: true` in the'
-    " subscription's configuration, code in the table runs with the role's own rights."
+    'Grant "{owner}" to the role; if that is a superuser, give the table to another role instead. With'
+    " `run_as_owner: true` in the subscription's configuration, code in the table runs with the role's own"
+    " rights."
 )
 """The remedies for a table whose owner our role may not become."""
 
