@@ -356,7 +356,8 @@ def _channel(given: Channel) -> AlarmChannel:
 
 def _bounds(given: GivenSubscription, alarms: Alarms) -> Bounds:
     age = given.alarms.max_proof_age or alarms.max_proof_age
-    return replace(Bounds.parse(given.alarms.max_lag or alarms.max_lag, None), proof_age=age)
+    lag = given.alarms.max_lag or alarms.max_lag
+    return replace(Bounds.of_lag(lag) if lag else Bounds(), proof_age=age)
 
 
 def _publisher(name: str, given: Publisher, file: Path, alarms: Alarms) -> PublisherConfig:

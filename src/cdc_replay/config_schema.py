@@ -37,7 +37,7 @@ def _not_relative(name: str) -> str:
 
 
 def _lag(text: str) -> str:
-    Bounds.parse(text, None)
+    Bounds.of_lag(text)
     return text
 
 

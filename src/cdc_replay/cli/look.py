@@ -31,6 +31,7 @@ from cdc_replay.terminal.options import (
     SubscriptionArgument,
     ValidatedTablesOption,
     YesOption,
+    parse_option,
 )
 from cdc_replay.terminal.output import (
     UNDECIDED,
@@ -93,16 +94,13 @@ def _scope(
     Raises:
         typer.BadParameter: if a share or a size cannot be read.
     """
-    try:
-        return ValidationScope(
-            tuple(tables),
-            None if sample is None else parse_share(sample),
-            max_seconds,
-            None if max_bytes is None else parse_size(max_bytes),
-            is_due=is_due,
-        )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    return ValidationScope(
+        tuple(tables),
+        parse_option("--sample", parse_share, sample),
+        max_seconds,
+        parse_option("--max-bytes", parse_size, max_bytes),
+        is_due=is_due,
+    )
 
 
 @app.command("certify", rich_help_panel=LOOK)
@@ -126,12 +124,7 @@ def _certify(
     from cdc_replay.model.duration import parse_short_duration
     from cdc_replay.terminal.certify_view import certified
 
-    try:
-        options = CertifyOptions(
-            None if time is None else parse_short_duration(time), transactions, bin_folder
-        )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    options = CertifyOptions(parse_option("--for", parse_short_duration, time), transactions, bin_folder)
     loaded = load(config, log_level)
     with finish_on_sigterm() as stop, show_progress(f"certify {subscription}") as report:
         result = certify(loaded, subscription, options, stop=stop, report=report)
@@ -245,14 +238,15 @@ def _status(
 ) -> CommandOutcome | None:
     """Show publishers and subscriptions, or the tables of one, and what is wrong."""
     from cdc_replay.commands.status import repeated_status
+    from cdc_replay.model.duration import parse_short_duration
     from cdc_replay.model.problems import Bounds
     from cdc_replay.terminal.status_view import status_outcome, status_view
     from cdc_replay.terminal.watch import watch as watch_screen
 
-    try:
-        bounds = Bounds.parse(max_lag, max_proof_age)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    bounds = dataclasses.replace(
+        parse_option("--max-lag", Bounds.of_lag, max_lag) or Bounds(),
+        proof_age=parse_option("--max-proof-age", parse_short_duration, max_proof_age),
+    )
     if watch and (as_json or check or not sys.stdout.isatty()):
         raise typer.BadParameter("--watch needs a terminal, and goes without --json and --check")
     with repeated_status(load(config, log_level), subscription, bounds) as read:

@@ -59,18 +59,15 @@ class Bounds:
         )
 
     @classmethod
-    def parse(cls, max_lag: str | None, max_proof_age: str | None) -> Bounds:
-        """The bounds of a lag such as `5min` or `1GB`, and of an age such as `24h`.
+    def of_lag(cls, text: str) -> Bounds:
+        """The bound of a lag such as `5min` or `1GB`.
 
         Raises:
-            ValueError: if one of them has another form.
+            ValueError: if `text` has another form.
         """
-        age = None if max_proof_age is None else parse_short_duration(max_proof_age)
-        if max_lag is None:
-            return cls(proof_age=age)
-        if max_lag.strip().endswith(("kB", "MB", "GB", "TB")):
-            return cls(lag_bytes=parse_size(max_lag), proof_age=age)
-        return cls(lag=parse_short_duration(max_lag), proof_age=age)
+        if text.strip().endswith(("kB", "MB", "GB", "TB")):
+            return cls(lag_bytes=parse_size(text))
+        return cls(lag=parse_short_duration(text))
 
 
 def find_problems(status: StatusResult, bounds: Bounds, now: dt.datetime) -> tuple[Problem, ...]:

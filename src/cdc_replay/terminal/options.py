@@ -6,13 +6,15 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import typer
 
 from cdc_replay.config import load_config
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.model.lsn import Lsn
+
+_T = TypeVar("_T")
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -95,6 +97,18 @@ OptionalSubscriptionArgument = Annotated[
 SubscriptionsArgument = Annotated[
     list[str], typer.Argument(metavar="SUBSCRIPTION...", autocompletion=_names("subscriptions"))
 ]
+
+
+def parse_option(name: str, parse: Callable[[str], _T], text: str | None) -> _T | None:
+    """The value of the option of that name; None if it is omitted.
+
+    Raises:
+        typer.BadParameter: if `parse` raises ValueError.
+    """
+    try:
+        return None if text is None else parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=name) from None
 
 
 def parse_lsn(text: str | None) -> Lsn | None:

@@ -61,6 +61,11 @@ def test_usage_errors_exit_with_2(cli: CommandLine) -> None:
     cli.fails(2, "capture", "pub", "--to-lsn", "12", says=['invalid WAL position: "12"', "0/16B3748"])
     cli.fails(2, "snapshot", "s", "--table", "t", says=['"t" is not a table name', "SCHEMA.TABLE"])
     cli.fails(2, "status", "--log-level", "loud", says=['log level "loud" is not one of debug, info'])
+    cli.fails(2, "validate", "s", "--sample", "5", says=["Invalid value for --sample: not a share"])
+    cli.fails(2, "validate", "s", "--max-bytes", "x", says=["Invalid value for --max-bytes: not a size"])
+    cli.fails(2, "certify", "s", "--for", "x", says=["Invalid value for --for: not a duration"])
+    cli.fails(2, "status", "--max-lag", "5", says=["Invalid value for --max-lag: not a duration"])
+    cli.fails(2, "status", "--max-proof-age", "x", says=["Invalid value for --max-proof-age: not"])
     cli.fails(2, "replay", "nsw", says=['subscription "nsw" is not configured', "has: s"])
     cli.fails(2, "setup", "shop", says=['publisher "shop" is not configured', "has: pub"])
 

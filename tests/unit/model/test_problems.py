@@ -95,18 +95,18 @@ def test_parked_table_continues_by_resume() -> None:
 
 
 @pytest.mark.parametrize(
-    ("max_lag", "max_age", "wrong"),
+    ("bounds", "wrong"),
     [
-        ("9m", None, "it lags by 10 min, at most 9 min are allowed"),
-        ("11min", None, ""),
-        ("1MB", None, "it lags by 2048 kB, at most 1024 kB are allowed"),
-        ("2MB", None, ""),
-        (None, "23h", "its proof is 24 h old, at most 23 h are allowed"),
-        (None, "1d", ""),
+        (Bounds.of_lag("9m"), "it lags by 10 min, at most 9 min are allowed"),
+        (Bounds.of_lag("11min"), ""),
+        (Bounds.of_lag("1MB"), "it lags by 2048 kB, at most 1024 kB are allowed"),
+        (Bounds.of_lag("2MB"), ""),
+        (Bounds(proof_age=dt.timedelta(hours=23)), "its proof is 24 h old, at most 23 h are allowed"),
+        (Bounds(proof_age=dt.timedelta(days=1)), ""),
     ],
 )
-def test_bounds(max_lag: str | None, max_age: str | None, wrong: str) -> None:
-    found = told(bounds=Bounds.parse(max_lag, max_age))
+def test_bounds(bounds: Bounds, wrong: str) -> None:
+    found = told(bounds=bounds)
     assert wrong in found
     assert bool(found) == bool(wrong)
 
@@ -121,7 +121,9 @@ def test_what_is_not_known_exceeds_each_bound() -> None:
 
 def test_a_validation_of_a_part_is_no_proof_of_the_rest() -> None:
     recent = replace(NSW, proven_at=None, last_validation="no difference in what was compared at 0/1")
-    assert "not all of its rows are proven" in told(SHOP, recent, bounds=Bounds.parse(None, "1d"))
+    assert "not all of its rows are proven" in told(
+        SHOP, recent, bounds=Bounds(proof_age=dt.timedelta(days=1))
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_a_difference_stays_wrong_although_the_last_validation_looked_elsewhere(
     assert "--tables public.t --repair" in told(SHOP, recent, table)
 
 
-@pytest.mark.parametrize(("max_lag", "max_age"), [("soon", None), (None, "1GB"), ("1.5h", None)])
-def test_bounds_of_another_form_are_refused(max_lag: str | None, max_age: str | None) -> None:
+@pytest.mark.parametrize("text", ["soon", "1.5h", "5"])
+def test_a_lag_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a duration"):
-        Bounds.parse(max_lag, max_age)
+        Bounds.of_lag(text)
