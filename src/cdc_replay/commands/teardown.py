@@ -13,6 +13,7 @@ from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.results import TeardownResult
+from cdc_replay.model.suggestion import did_you_mean
 from cdc_replay.opening import open_subscription, setup_request
 from cdc_replay.replay.apply.stage_table import drop_staging
 from cdc_replay.snapshot.staging import drop_leftovers
@@ -34,7 +35,12 @@ def teardown(config: Config, name: str, *, confirm: Callable[[str], None] | None
     if is_publisher and is_subscription:
         raise InvalidConfiguration(f'"{name}" is a publisher and a subscription', hint="Rename one of them.")
     if not is_publisher and not is_subscription:
-        raise InvalidConfiguration(f'no publisher and no subscription is named "{name}"')
+        known = (*config.publishers, *config.subscriptions)
+        raise InvalidConfiguration(
+            f'no publisher and no subscription is named "{name}"',
+            detail=f"{config.path} has: {', '.join(known)}.",
+            hint=did_you_mean(name, known),
+        )
     if confirm is not None:
         confirm(_consequence(config, name))
     if is_publisher:

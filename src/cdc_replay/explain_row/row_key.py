@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from cdc_replay.errors import InvalidConfiguration
+from cdc_replay.model.count import count_in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def parse_key(arguments: Sequence[str], key: Sequence[str], columns: Sequence[st
     named = _named(arguments, columns)
     if named is None:
         if not key or len(arguments) != len(key):
-            raise _not_a_key(key, columns, table, f"There are {len(arguments)} values.")
+            raise _not_a_key(key, columns, table, f"Given: {count_in_words(len(arguments), 'value')}.")
         return RowKey(tuple(key), tuple(arguments))
     if key and (len(named) != len(arguments) or set(named) != set(key)):
         raise _not_a_key(key, columns, table, f"Given: {', '.join(named)}.")

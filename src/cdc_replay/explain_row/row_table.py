@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.model.publication import PublisherCatalog, Table
 from cdc_replay.model.relation import QualifiedName, RelationId
+from cdc_replay.model.suggestion import did_you_mean
 from cdc_replay.publication.partition_root import partition_root
 
 
@@ -90,9 +91,11 @@ def _last_with(
         for table in catalog.tables.values():
             if table.name == name or table.id in wanted:
                 return catalog, table
+    known = {str(table.name) for catalog in catalogs for table in catalog.tables.values()}
     raise InvalidConfiguration(
         f'the publisher has no table "{name}"',
-        hint="Give the published table, or a partition of it; `cdc-replay explain` lists them.",
+        hint=did_you_mean(str(name), sorted(known))
+        or "Give the published table, or a partition of it; `cdc-replay explain` lists them.",
     )
 
 

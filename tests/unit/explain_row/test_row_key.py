@@ -42,3 +42,8 @@ def test_another_key_is_refused_with_the_right_one(arguments: list[str]) -> None
     with pytest.raises(InvalidConfiguration, match=r"is not a key of table") as caught:
         parse_key(arguments, ("id", "region"), COLUMNS, "s.t")
     assert "id=… region=…" in (caught.value.hint or "")
+
+
+def test_a_wrong_count_of_values_is_told() -> None:
+    with pytest.raises(InvalidConfiguration, match=r"DETAIL: Given: 1 value\."):
+        parse_key(["5"], ("id", "region"), COLUMNS, "s.t")
