@@ -116,7 +116,7 @@ def _read(file: Path) -> str:
     except FileNotFoundError:
         raise InvalidConfiguration(
             f'configuration file "{file}" does not exist',
-            hint=f"Give --config PATH, set {VARIABLE}, or write {DEFAULT_FILE} here.",
+            hint=f"Give --config PATH, or set {VARIABLE}; `cdc-replay init` writes a first {DEFAULT_FILE}.",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfiguration(f'configuration file "{file}" cannot be read: {error}') from error

@@ -255,6 +255,7 @@ def test_missing_file_names_the_remedy(tmp_path: Path) -> None:
         load_config(tmp_path / "nothing.yaml")
 
     assert "--config" in str(caught.value)
+    assert "`cdc-replay init`" in str(caught.value)
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:

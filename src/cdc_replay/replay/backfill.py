@@ -161,7 +161,7 @@ def parse_range(change_log: ChangeLog, start: str, to: str) -> Window:
         raise InvalidConfiguration(
             f"the range {window} is empty",
             detail=f"The log holds {describe_log(change_log)}.",
-            hint="`--from` must be before `--to`.",
+            hint="`--from` must be before `--to`, with a transaction of the log between them.",
         )
     change_log.check_holds(window)
     if window.after < whole.after or window.upto > whole.upto:

@@ -195,8 +195,14 @@ def test_range_that_cannot_be_replayed_is_refused(history: History) -> None:
     first, second = (str(lsn) for lsn in history.positions[:2])
     with pytest.raises(InvalidConfiguration, match="is empty"):
         backfill(config, "s", second, first)
-    with pytest.raises(InvalidConfiguration, match="is empty"):
-        backfill(config, "s", history.times[1], history.times[1])
+    for begin, end in (
+        (history.times[1], history.times[1]),
+        ("2020-01-01T00:00:00Z", "2020-01-02T00:00:00Z"),
+    ):
+        with pytest.raises(
+            InvalidConfiguration, match=r"(?s)is empty.*with a transaction of the log between them"
+        ):
+            backfill(config, "s", begin, end)
     for begin, end in ((first, "FFFF/0"), ("0/1", second)):
         with pytest.raises(
             InvalidConfiguration, match=r"(?s)is not in the change log.*The log holds \(.*, committed from 20"
