@@ -91,11 +91,14 @@ def _(result: SnapshotResult) -> Summary:
 
 @summarize.register
 def _(result: results.ReplayResult) -> Summary:
-    stopped = ", then stopped" if result.error else ""
-    if not result.changes_read:
-        done = f"{result.subscription} was not replayed" if result.error else f"{_upto(result)}: no changes"
-        return Summary(done, (*_applied(result), *_unusual(result)))
-    return Summary(f"{_upto(result)}: {_read(result)}{stopped}", (*_applied(result), *_unusual(result)))
+    if result.error and not result.changes_read:
+        done = f"{result.subscription} was not replayed"
+    elif result.error:
+        done = f"stopped replaying {result.subscription}{_before(result)}: {_read(result)}"
+    else:
+        content = _read(result) if result.changes_read else "no changes"
+        done = f"replayed {result.subscription} up to {result.to_lsn}: {content}"
+    return Summary(done, (*_applied(result), *_unusual(result)))
 
 
 @summarize.register
@@ -105,10 +108,11 @@ def _(result: results.SyncResult) -> Summary:
         parts.append(f"{count_in_words(len(tables), 'table')} with {_rows(result.snapshot.rows)} copied")
     if result.replay.changes_read:
         parts.append(f"{_changes(result.replay.changes_read, result.replay.transactions)} replayed")
-    verb = "stopped syncing" if result.replay.error else "synced"
-    where = f" up to {result.to_lsn}" if result.to_lsn.value else ""
+    done = f"synced {result.subscription} up to {result.to_lsn}"
+    if result.replay.error:
+        done = f"stopped syncing {result.subscription}{_before(result.replay)}"
     return Summary(
-        f"{verb} {result.subscription}{where}: {', '.join(parts) or 'no changes'} in {_time(result.seconds)}",
+        f"{done}: {', '.join(parts) or 'no changes'} in {_time(result.seconds)}",
         (
             *_copied(result.snapshot),
             *_compared(result.compared),
@@ -282,8 +286,9 @@ def _read(result: AppliedRange) -> str:
     return f"{_changes(result.changes_read, result.transactions)} in {_time(result.seconds)}"
 
 
-def _upto(result: results.ReplayResult) -> str:
-    return f"replayed {result.subscription} up to {result.to_lsn}"
+def _before(result: results.ReplayResult) -> str:
+    """Where a failed replay stopped, if that is known: its `to_lsn` was not reached."""
+    return "" if result.parked_before is None else f" before {result.parked_before}"
 
 
 def _applied(result: AppliedRange) -> tuple[Row, ...]:

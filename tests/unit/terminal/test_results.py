@@ -107,8 +107,7 @@ SCREENS: dict[str, tuple[Result, str]] = {
     "parked": (
         parked(),
         (
-            "replayed nsw up to 0/2A2B3C: 1,204 changes of 16 transactions in 2.1 s, then\n"
-            "  stopped\n"
+            "stopped replaying nsw before 0/2A2B3C: 1,204 changes of 16 transactions in 2.1 s\n"
             "  rows              1,100 inserted, 90 updated\n"
             "  filtered out      4\n"
             "  UPDATE to INSERT  3\n"
@@ -118,6 +117,33 @@ SCREENS: dict[str, tuple[Result, str]] = {
     "not replayed": (
         results.ReplayResult("nsw", ZERO, ZERO, 0.0).failed_with(OSError("down")),
         "nsw was not replayed\n",
+    ),
+    "parked in a sync": (
+        results.SyncResult(
+            "nsw",
+            A,
+            B,
+            15.0,
+            results.SnapshotResult.nothing("nsw"),
+            CAPTURE,
+            dataclasses.replace(parked(), changes_read=0, filtered_out=0, updates_to_insert=0, applied={}),
+        ),
+        (
+            "stopped syncing nsw before 0/2A2B3C: no changes in 15.0 s\n"
+            "  parked  before the transaction that committed at 0/2A2B3C\n"
+        ),
+    ),
+    "sync whose copy failed": (
+        results.SyncResult(
+            "nsw",
+            A,
+            B,
+            15.0,
+            results.SnapshotResult.nothing("nsw"),
+            CAPTURE,
+            results.ReplayResult("nsw", A, B, 0.1).failed_with(OSError("down")),
+        ),
+        "stopped syncing nsw: no changes in 15.0 s\n",
     ),
     "sync": (
         results.SyncResult("nsw", A, B, 15.0, SNAPSHOT, CAPTURE, REPLAY),
@@ -306,7 +332,7 @@ def test_names_cannot_move_the_cursor() -> None:
 def test_several_results_are_said_one_after_another_and_json_is_whole() -> None:
     outcome = outcome_of_all([REPLAY, parked()], as_json=False)
     assert outcome.text is not None
-    assert outcome.text.count("replayed nsw up to") == 2
+    assert [outcome.text.count(f"{done} nsw") for done in ("replayed", "stopped replaying")] == [1, 1]
     assert outcome.error == 'nsw: subscription "nsw" is parked\nHINT: Correct the row.'
     assert len(outcome.result["results"]) == 2  # type: ignore[arg-type]
     assert parked().to_dict()["parked_before"] == "0/2A2B3C"
