@@ -54,7 +54,7 @@ def check_targets(
         raise TargetMismatch(
             f"the subscriber cannot receive {len(names)} of the published tables",
             detail="\n".join(f"{_quoted(problem.table)}: {problem.text}" for problem in problems),
-            hint=" ".join([*remedies, "Then run the command again."]),
+            hint=" ".join(remedies),
             rule=rules.pop() if len(rules) == 1 else "R8.1",
             table=(names[0].schema, names[0].name) if len(names) == 1 else None,
         )
