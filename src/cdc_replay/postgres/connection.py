@@ -348,7 +348,7 @@ def _translate(action: str, error: psycopg.Error, grant: str | None) -> CdcRepla
         case pg.AdminShutdown() | pg.CrashShutdown() | pg.CannotConnectNow() | pg.TooManyConnections():
             return ServerUnavailable(message, hint="Run the command again once the server answers.")
         case psycopg.OperationalError() if error.sqlstate is None:
-            hint = "Check that the server runs, and the host, port and database of the DSN."
+            hint = "Check that the server runs, and the host, port, database and user of the DSN."
             return ServerUnavailable(message, hint=hint)
         case _:
             return None

@@ -109,7 +109,7 @@ def test_a_server_that_does_not_answer_exits_with_1(cli: CommandLine) -> None:
     for command in ("setup", "capture"):
         cli.fails(1, command, "pub", says=["cannot connect", "Check that the server runs"])
     cli.write("p", dsn=dsn)
-    cli.fails(1, "snapshot", "s", says=["cannot connect", "Check that the server runs"])
+    cli.fails(1, "snapshot", "s", says=["cannot connect", "host, port, database and user of the DSN"])
     # A report is no failure: what does not answer is a line of it.
     (subscription,) = cli.succeeds("status")["subscriptions"]
     assert "cannot connect" in subscription["error"]
