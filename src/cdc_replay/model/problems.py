@@ -8,6 +8,7 @@
 | a subscription has no tables yet                             | `sync`                                  |
 | the last replay failed, the last validation found a difference | the error's; `validate`               |
 | changes of a subscribed table are not captured               | the error's                             |
+| a table waits for a copy, and no process copies it           | the error's                             |
 | rows differed when they were last compared                   | `validate --repair`                     |
 | a validation could not judge a table                         | its report                              |
 | the lag or the age of a proof exceeds a bound                | `sync`; `validate`                      |

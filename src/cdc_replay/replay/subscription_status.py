@@ -32,7 +32,12 @@ from cdc_replay.replay.lag import Lag, lag_of, oldest_missing, unanswered, utc_t
 from cdc_replay.replay.log_view import LogView
 from cdc_replay.replay.table_notice import TableNotice, join_notices
 from cdc_replay.replay.table_rewrites import rewritten_tables
-from cdc_replay.subscriber import recorded_results, subscription_records, subscription_tables
+from cdc_replay.subscriber import (
+    recorded_results,
+    subscription_lock,
+    subscription_records,
+    subscription_tables,
+)
 from cdc_replay.subscriber.copy_progress import read_progress
 from cdc_replay.subscriber.proofs import proven_point, read_summaries
 from cdc_replay.subscriber.recorded_results import RecordedResult
@@ -74,7 +79,10 @@ def read_subscriber_status(
         lag_seconds=lag_seconds,
         last_replay=None if replayed is None else _summarize(replayed.result),
         last_validation=None if validated is None else _summarize(validated.result),
-        error=_parked_reason(record) or error or _missing_changes(subscription, change_log, states),
+        error=_parked_reason(record)
+        or error
+        or _missing_changes(subscription, change_log, states)
+        or _missing_copies(connection, name, states),
         behind_since=None if lag is None or lag.since is None else utc_text(lag.since),
         behind_reason=None if lag is None else lag.reason,
         state=_state(record, tables, replayed),
@@ -262,6 +270,19 @@ def _missing_changes(
     except CdcReplayError:
         return None
     return "; ".join(capture_warnings(catalog, subscription, tables)) or None
+
+
+def _missing_copies(
+    connection: Connection, subscription: str, tables: Mapping[QualifiedName, TableState]
+) -> str | None:
+    """Which tables wait for a copy that no process makes: it failed, or was killed."""
+    waiting = [str(name) for name, state in tables.items() if isinstance(state, Pending | Copying)]
+    if not waiting or subscription_lock.lock_holder(connection, subscription_lock.copy_lock(subscription)):
+        return None
+    return (
+        f"no process copies what waits for its copy: {', '.join(waiting)}\nHINT: Run `cdc-replay snapshot"
+        f" {subscription}`, which goes on with it or says what is in the way."
+    )
 
 
 def _summarize(result: Mapping[str, object]) -> str:

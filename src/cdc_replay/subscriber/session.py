@@ -158,7 +158,7 @@ def snapshot_lock(session: SubscriptionSession) -> Iterator[None]:
     Raises:
         SubscriptionInUse: if another process copies tables.
     """
-    with subscription_lock.lock(session.connection, f"{session.subscription.name} (snapshot)"):
+    with subscription_lock.lock(session.connection, subscription_lock.copy_lock(session.subscription.name)):
         yield
 
 

@@ -86,6 +86,11 @@ def stable_hash(subscription: str) -> int:
     return advisory_key("subscription", subscription)
 
 
+def copy_lock(subscription: str) -> str:
+    """The name of a lock beside the subscription's own: that of the process which copies tables."""
+    return f"{subscription} (snapshot)"
+
+
 def lock_holder(connection: Connection, subscription: str) -> str | None:
     """A sentence that names the session which holds the lock; None if it is free."""
     return _lock_of(connection, subscription).holder()

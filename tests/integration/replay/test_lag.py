@@ -19,9 +19,10 @@ from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.commands.status import ServerAnswers, status, status_of
 from cdc_replay.config import Timeouts
 from cdc_replay.errors import Retry
+from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.status import SubscriptionStatus
-from cdc_replay.model.table_state import Pending
+from cdc_replay.model.table_state import Copying, Pending
 from cdc_replay.monitoring.due_replays import due_replays
 from cdc_replay.postgres.connection import connect_with_deadline
 from cdc_replay.replay import lag
@@ -129,6 +130,18 @@ def test_tables_that_wait_for_a_snapshot_are_named_and_no_replay_is_due(twin: Tw
         subscription_tables.set_table_state(connection, "s", QualifiedName("public", "u"), Pending())
     assert read_status(twin).behind_reason == "public.u: waiting for its snapshot"
     assert (read_status(twin).behind_since, due(twin)) == (None, [])
+
+
+def test_a_table_whose_copy_has_ended_early_is_a_problem_until_a_process_copies_it(twin: Twin) -> None:
+    subscribe(twin, "s")
+    with twin.pairs["s"].ours.connect() as connection:
+        subscription_tables.set_table_state(connection, "s", QualifiedName("public", "u"), Copying(Lsn(1)))
+        (problem,) = status(twin.config).problems
+        with subscription_lock.lock(connection, subscription_lock.copy_lock("s")):
+            assert status(twin.config).problems == ()
+
+    assert problem.message == "no process copies what waits for its copy: public.u"
+    assert "`cdc-replay snapshot s`" in problem.remedy
 
 
 def test_changes_captured_during_a_copy_are_due_before_the_first_replay(twin: Twin) -> None:
