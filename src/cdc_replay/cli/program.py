@@ -19,7 +19,6 @@ import logging
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import psycopg
@@ -55,20 +54,22 @@ _UsageError: Final = typer.BadParameter.__mro__[1]
 @app.command("batch", rich_help_panel=SCRIPT)
 def _batch(
     config: ConfigOption = None,
-    log_level: LogLevelOption = "warning",
+    log_level: LogLevelOption = None,
     as_json: JsonOption = True,  # noqa: ARG001 - a batch prints JSON only
 ) -> None:
     """Run one command per line of standard input in this process and its Spark session."""
     from cdc_replay.commands.batch import batch
 
     set_log_level(log_level)
-    batch(sys.stdin, sys.stdout, functools.partial(run_line, config=config))
+    given = {"--config": config, "--log-level": log_level}
+    options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
+    batch(sys.stdin, sys.stdout, functools.partial(run_line, options=options))
 
 
-def run_line(line: str, *, config: Path | None = None) -> tuple[dict[str, Json] | None, str | None]:
+def run_line(line: str, *, options: Sequence[str] = ()) -> tuple[dict[str, Json] | None, str | None]:
     """Run one command line in this process: its result, its error, or both.
 
-    It prints nothing on standard output, which is for results. A line without `--config` gets `config`.
+    It prints nothing on standard output, which is for results. Each line gets `options`.
     """
     try:
         arguments = shlex.split(line)
@@ -76,9 +77,8 @@ def run_line(line: str, *, config: Path | None = None) -> tuple[dict[str, Json] 
         return None, f"the line cannot be split into words: {error}"
     if arguments[:1] == ["batch"]:
         return None, "a batch cannot run another one"
-    if config is not None:
-        # An option of the line itself comes later, and wins.
-        arguments[1:1] = ["--config", str(config)]
+    # An option of the line itself comes later, and wins.
+    arguments[1:1] = options
     try:
         with contextlib.redirect_stdout(sys.stderr):
             outcome = _invoke(arguments)

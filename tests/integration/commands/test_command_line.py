@@ -156,6 +156,16 @@ def test_a_batch_serves_many_configurations_and_outlives_bad_lines(cli: CommandL
     assert cli.subscriber.rows("table t") == [(2, 2)]
 
 
+def test_the_log_level_of_a_batch_is_that_of_its_lines(cli: CommandLine) -> None:
+    quiet = cli.run("batch", "--log-level", "warning", lines=["setup pub", "capture pub"])
+    assert [json.loads(line)["ok"] for line in quiet.stdout.splitlines()] == [True, True], quiet.stdout
+    assert " INFO " not in quiet.stderr
+
+    cli.publisher.run("insert into t values (3, 3)")
+    chatty = cli.run("batch", "--log-level", "warning", lines=["capture pub --log-level info"])
+    assert " INFO captured pub" in chatty.stderr
+
+
 @pytest.mark.spark
 def test_several_subscriptions_give_a_list_and_any_failure_is_exit_code_1(
     twin: Twin, capsys: pytest.CaptureFixture[str]
