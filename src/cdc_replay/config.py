@@ -18,8 +18,6 @@ from pydantic import ValidationError
 
 from cdc_replay.config_file import ConfigFile, read_config_file
 from cdc_replay.config_schema import (
-    DEFAULT_KEEP,
-    DEFAULT_PATIENCE,
     LONGEST_SLOT_NAME,
     Alarms,
     Channel,
@@ -62,15 +60,15 @@ class PublisherConfig:
     streaming: bool
     two_phase: bool
     max_changes_per_pull: int
-    max_retained_wal: int | None = None
+    max_retained_wal: int | None
     """In bytes; None: limited by the server's settings only."""
-    event_trigger: bool = True
+    event_trigger: bool
     """Whether `setup` installs event triggers on the publisher, if its role may."""
-    keep: dt.timedelta = DEFAULT_KEEP
+    keep: dt.timedelta
     """`prune` keeps transactions that committed within this time, also if no subscription needs them."""
-    pool: str | None = None
+    pool: str | None
     """Airflow's, of tasks that read the slot; None: the default pool."""
-    alarm_retained_wal: int | None = None
+    alarm_retained_wal: int | None
     """In bytes; more is an alarm."""
 
 
@@ -82,17 +80,17 @@ class SubscriptionConfig:
     conn_id: str | None
     dsn_text: str | None = field(repr=False)
     group: str
-    snapshot_chunk: int = 256 * 1024 * 1024
+    snapshot_chunk: int
     """Bytes of a table that a snapshot reads at once: what a kill can lose, per reader."""
-    snapshot_readers: int | None = None
+    snapshot_readers: int | None
     """Maximum of concurrent snapshot tasks, each with one connection to both sides; None: Spark's cores."""
-    snapshot_rate: int | None = None
+    snapshot_rate: int | None
     """Bytes per second that all readers of a snapshot together may copy; None: no limit."""
-    reports_values: bool = False
+    reports_values: bool
     """Whether reports show values of differing rows, not only their keys."""
-    alarm_bounds: Bounds = field(default_factory=Bounds)
+    alarm_bounds: Bounds
     """What is beyond them is an alarm."""
-    validation: ValidationPlan = field(default_factory=ValidationPlan)
+    validation: ValidationPlan
     """How its tables are validated when that is scheduled."""
 
     @property
@@ -111,9 +109,9 @@ class GroupConfig:
     schedule: str | None
     spark_conn_id: str
     spark_conf: Mapping[str, str]
-    pool: str | None = None
+    pool: str | None
     """Airflow's, of tasks that work on the subscribers; None: the default pool."""
-    follow: dt.timedelta = dt.timedelta()
+    follow: dt.timedelta
     """How long a replay task goes on with what is committed meanwhile; 0: not at all."""
 
 
@@ -145,9 +143,9 @@ class AlarmChannel:
 class AlarmSettings:
     """Who is told of alarms, and what may pass without a word."""
 
-    notify: tuple[AlarmChannel, ...] = ()
-    patience: dt.timedelta = DEFAULT_PATIENCE
-    link: str | None = None
+    notify: tuple[AlarmChannel, ...]
+    patience: dt.timedelta
+    link: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +156,9 @@ class Config:
     publishers: Mapping[str, PublisherConfig]
     subscriptions: Mapping[str, SubscriptionConfig]
     groups: Mapping[str, GroupConfig]
-    connections: Resolver = connection_from_environment
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    alarms: AlarmSettings = field(default_factory=AlarmSettings)
+    connections: Resolver
+    timeouts: Timeouts
+    alarms: AlarmSettings
 
     def publisher(self, name: str) -> PublisherConfig:
         """The publisher of that name.

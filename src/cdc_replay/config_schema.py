@@ -24,8 +24,6 @@ from cdc_replay.model.problems import Bounds
 from cdc_replay.model.size import parse_size
 from cdc_replay.model.validation_scope import parse_share
 
-DEFAULT_KEEP: Final = dt.timedelta(days=7)
-DEFAULT_PATIENCE: Final = dt.timedelta(minutes=2)
 LONGEST_SLOT_NAME: Final = 63
 
 
@@ -132,7 +130,7 @@ class Publisher(_Endpoint):
     effect at its own WAL position, see [changed definitions](created-objects.md#changed-definitions)"""
     pool: Pool | None = None
     """Airflow pool of the tasks that read the slot, see [pools](airflow.md#pools); default: `default_pool`"""
-    keep: Duration = DEFAULT_KEEP
+    keep: Duration = dt.timedelta(days=7)
     """history that `prune` keeps beyond what subscriptions need: a whole number of `d`, `h`, `min` or `s`, or
     `0`"""
     alarms: PublisherAlarms = PublisherAlarms()
@@ -299,7 +297,7 @@ class Alarms(_Strict):
     none"""
     max_retained_wal: Size | None = None
     """more WAL that a slot retains is an alarm; default: none, but a slot near lost always is one"""
-    patience: Duration = DEFAULT_PATIENCE
+    patience: Duration = dt.timedelta(minutes=2)
     """a server or a log that does not answer, or a replay that failed, is told only if it lasts so long; an
     alarm is over when it is gone for so long"""
     link: Annotated[str, StringConstraints(pattern=r"^https?://[^\s@]+$", max_length=500)] | None = None

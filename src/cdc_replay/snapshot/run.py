@@ -62,13 +62,13 @@ class SnapshotOptions:
     the publisher, and while rows are read and staged.
     """
 
-    tables: tuple[QualifiedName, ...] = ()
-    release_lock: bool = False
-    chunk_bytes: int = 256 * 1024 * 1024
-    readers: int | None = None
+    release_lock: bool
+    chunk_bytes: int
+    readers: int | None
     """Most parallel tasks, each with one connection to both sides; None: Spark's cores."""
-    bytes_per_second: int | None = None
+    bytes_per_second: int | None
     """For all readers together; None: no limit."""
+    tables: tuple[QualifiedName, ...] = ()
 
     def export(
         self, publisher_dsn: str, session: SubscriptionSession
