@@ -39,7 +39,10 @@ def capture_warnings(
 ) -> Iterator[str]:
     """Why changes of `tables`, those of the subscription, do not arrive: one sentence each."""
     for name in missing_publications(catalog, subscription.publications):
-        yield f'publication "{name}" does not exist: changes that only it publishes do not arrive [R1.19]'
+        yield (
+            f'publication "{name}" does not exist: changes that only it publishes do not arrive; create it on'
+            f" the publisher, or correct `publications` of subscription {subscription.name} [R1.19]"
+        )
     try:
         synced = synced_tables(catalog, subscription.publications)
         missing = uncaptured_leaves(
