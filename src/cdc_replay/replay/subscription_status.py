@@ -277,7 +277,8 @@ def _missing_copies(
 ) -> str | None:
     """Which tables wait for a copy that no process makes: it failed, or was killed."""
     waiting = [str(name) for name, state in tables.items() if isinstance(state, Pending | Copying)]
-    if not waiting or subscription_lock.lock_holder(connection, subscription_lock.copy_lock(subscription)):
+    locks = (subscription, subscription_lock.copy_lock(subscription))
+    if not waiting or any(subscription_lock.lock_holder(connection, lock) for lock in locks):
         return None
     return (
         f"no process copies what waits for its copy: {', '.join(waiting)}\nHINT: Run `cdc-replay snapshot"

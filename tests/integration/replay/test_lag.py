@@ -137,8 +137,9 @@ def test_a_table_whose_copy_has_ended_early_is_a_problem_until_a_process_copies_
     with twin.pairs["s"].ours.connect() as connection:
         subscription_tables.set_table_state(connection, "s", QualifiedName("public", "u"), Copying(Lsn(1)))
         (problem,) = status(twin.config).problems
-        with subscription_lock.lock(connection, subscription_lock.copy_lock("s")):
-            assert status(twin.config).problems == ()
+        for name in (subscription_lock.copy_lock("s"), "s"):
+            with subscription_lock.lock(connection, name):
+                assert status(twin.config).problems == ()
 
     assert problem.message == "no process copies what waits for its copy: public.u"
     assert "`cdc-replay snapshot s`" in problem.remedy
