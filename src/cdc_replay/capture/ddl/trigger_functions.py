@@ -2,9 +2,9 @@
 
 `pg_event_trigger_ddl_commands` names the objects that a command created or altered, and
 `pg_event_trigger_dropped_objects` those that it dropped. Relatives of a table that it altered too have
-catalog rows written by this transaction: their xmin is not older than the transaction's own xid. (A frozen
-row that is older than half of all xids can look like one, and rows of later transactions do: both cost a few
-bytes.)
+catalog rows written by this transaction: their xmin is not older than the transaction's own xid, and not that
+of a later transaction, which has committed if its rows are visible. (A frozen row that is older than half of
+all xids can look like one.)
 
 Only objects that the command has locked are reported as a whole, because no other transaction can have
 changed them by the commit: tables that it altered, and rows of `pg_publication` that it wrote. Lists of
@@ -65,6 +65,14 @@ best, which the planner cannot know.
 _READS_TEXTS: Final = {"lock_timeout": "1s"}
 """Of functions that wait for locks of others' tables only to print expressions."""
 
+
+# This transaction has written the row. No other has written a visible one with an xid from the end of the
+# snapshot on, which pg_xact_status refuses.
+_IS_OWN: Final = """age({xmin}) <= 0 and case when {xid} < pg_snapshot_xmax(pg_current_snapshot())
+                then pg_xact_status({xid}) = 'in progress' else true end"""
+
+_XID: Final = "(pg_current_xact_id()::text::bigint - age({xmin}))::text::xid8"
+
 _TOUCHED_BY_DDL: Final = """
         select array_agg(classid), array_agg(objid) into classes, objects
         from pg_event_trigger_ddl_commands()
@@ -104,7 +112,7 @@ _TOUCHED_BY_DDL: Final = """
             select objid as oid from command where classid = 'pg_class'::regclass
             union
             select i.indrelid from command join pg_index i on i.indexrelid = objid
-            where classid = 'pg_class'::regclass and i.indisunique and age(i.xmin) <= 0
+            where classid = 'pg_class'::regclass and i.indisunique and {own_i}
         ),
         mentioning as (
             select objid as oid from (table inside union table dependent) o
@@ -128,11 +136,11 @@ _TOUCHED_BY_DDL: Final = """
         ),
         relative as (
             select oid from (table below union table above) r
-            where exists (select from pg_class c where c.oid = r.oid and age(c.xmin) <= 0)
-                or exists (select from pg_attribute a where a.attrelid = r.oid and age(a.xmin) <= 0)
-                or exists (select from pg_attrdef d where d.adrelid = r.oid and age(d.xmin) <= 0)
-                or exists (select from pg_index i where i.indrelid = r.oid and age(i.xmin) <= 0)
-                or exists (select from pg_inherits i where i.inhrelid = r.oid and age(i.xmin) <= 0)
+            where exists (select from pg_class c where c.oid = r.oid and {own_c})
+                or exists (select from pg_attribute a where a.attrelid = r.oid and {own_a})
+                or exists (select from pg_attrdef d where d.adrelid = r.oid and {own_d})
+                or exists (select from pg_index i where i.indrelid = r.oid and {own_i})
+                or exists (select from pg_inherits i where i.inhrelid = r.oid and {own_i})
         )
         select
             array(
@@ -165,8 +173,8 @@ _TOUCHED_BY_DDL: Final = """
         into touched_tables, respelled_tables, touched_publications, schemas_of, added_schemas,
             added_memberships"""
 
-# Nothing names the table of a dropped index: so report the tables whose replica identity was an index. (An
-# index that is dropped with its table or a column is reported with them.)
+# Nothing names the table of a dropped index: so report the tables, locked by this transaction, whose replica
+# identity was an index. (An index that is dropped with its table or a column is reported with them.)
 _TOUCHED_BY_DROP: Final = """
         with dropped as materialized (
             select objid, original, object_type, address_names, address_args
@@ -185,6 +193,10 @@ _TOUCHED_BY_DROP: Final = """
                 where c.relreplident = 'i' and c.relkind in ('r', 'p')
                     and exists (select from dropped where object_type = 'index' and original)
                     and not exists (select from pg_index i where i.indrelid = c.oid and i.indisreplident)
+                    and c.oid in (
+                        select relation from pg_locks where pid = pg_backend_pid()
+                            and mode not in ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock')
+                    )
             ),
             array(select objid from dropped where object_type = 'publication'),
             (
@@ -439,7 +451,7 @@ def grant_statements(roles: Sequence[str]) -> tuple[sql.Composed, ...]:
 
 def _tell_definitions() -> sql.Composed:
     return sql.SQL(_TELL_DEFINITIONS).format(
-        by_ddl=sql.SQL(_TOUCHED_BY_DDL),
+        by_ddl=sql.SQL(_TOUCHED_BY_DDL).format(**{f"own_{row}": _is_own(row) for row in "cadi"}),
         by_drop=sql.SQL(_TOUCHED_BY_DROP),
         prefix=CATALOG_PREFIX,
         format=MESSAGE_FORMAT,
@@ -447,6 +459,11 @@ def _tell_definitions() -> sql.Composed:
         read_texts=_texts(_TOUCHED),
         emit=_EMIT_FUNCTION,
     )
+
+
+def _is_own(row: str) -> sql.Composed:
+    xmin = sql.Identifier(row, "xmin")
+    return sql.SQL(_IS_OWN).format(xmin=xmin, xid=sql.SQL(_XID).format(xmin=xmin))
 
 
 def _rows(only: Mapping[str, LiteralString]) -> sql.Composed:

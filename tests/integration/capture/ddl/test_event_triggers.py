@@ -277,6 +277,41 @@ def test_changes_of_one_object_by_two_transactions_are_kept(source: Source, comm
     assert after(before, source.changes()) == source.catalog()
 
 
+@pytest.mark.parametrize(
+    ("earlier", "command", "other"),
+    [
+        (
+            "alter table leaf alter a set statistics 5",
+            "alter table root replica identity full",
+            "alter publication p add table leaf where (id > 2)",
+        ),
+        (
+            "create unique index late on keyed (id, k)",
+            "alter index late rename to later",
+            "alter table keyed add column z int",
+        ),
+        (
+            "drop index keyed_k; create index droppable on loose (a)",
+            "drop index droppable",
+            "alter table keyed add column z int",
+        ),
+    ],
+)
+def test_tables_that_other_transactions_have_altered_are_not_reported(
+    source: Source, earlier: str, command: str, other: str
+) -> None:
+    """R9.11: neither a relative with catalog rows of a later transaction, nor a table that lost its index."""
+    before = source.catalog()
+    with source.database.connect() as connection, connection.transaction():
+        connection.execute("select pg_current_xact_id()")
+        source.connection.execute(earlier.encode())
+        connection.execute(command.encode())
+        source.connection.execute("set lock_timeout = '10s'")
+        source.connection.execute(other.encode())
+
+    assert after(before, source.changes()) == source.catalog()
+
+
 def test_rewrite_that_may_change_values_names_tables(source: Source) -> None:
     """R11.9: another type, or a default that is computed per row; leaves for a partitioned table."""
     numbers = dict(
