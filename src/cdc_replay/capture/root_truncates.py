@@ -77,15 +77,10 @@ class PullRange:
     between: Callable[[], Iterable[PublisherCatalog]]
 
     @property
-    def ends(self) -> tuple[PublisherCatalog, ...]:
-        """The catalog before, if known, and the one after."""
-        return (self.now,) if self.before is None else (self.before, self.now)
-
-    @property
     def catalogs(self) -> tuple[PublisherCatalog, ...]:
         """All known catalogs, in order."""
-        first, *last = self.ends
-        return (first, *self.between(), *last)
+        before = () if self.before is None else (self.before,)
+        return (*before, *self.between(), self.now)
 
 
 class RootPeeks:
@@ -104,10 +99,12 @@ class RootPeeks:
             SlotMissing, SlotActive, SlotLost, PublicationMissing, MissingPrivilege: as for `peek`.
         """
         may_have_root = names_a_partition(pull, first.truncated_in_peek) or has_unseen_root(pull)
+        # A publication may have had members only in between.
+        catalogs = pull.catalogs if may_have_root else ()
         peeks = [
             self._peek(name, pull, first.truncated_in_peek)
             for name in ROOT_PUBLICATIONS
-            if (may_have_root and any(_members(catalog, name) for catalog in pull.ends))
+            if any(_members(catalog, name) for catalog in catalogs)
             or self._has_stored(name, first.decided_xids)
         ]
         return RootTruncates(
@@ -185,10 +182,11 @@ def _may_be_below_a_member(catalogs: Sequence[PublisherCatalog], relation: Relat
 
 def has_unseen_root(pull: PullRange) -> bool:
     """Whether a member may have been truncated without a T on a leaf: it had no leaf at some point."""
-    members = {table.id for catalog in pull.ends for table in _all_members(catalog)}
+    catalogs = pull.catalogs
+    members = {table.id for catalog in catalogs for table in _all_members(catalog)}
     if pull.before is None or not members:
         return bool(members)
-    leaves = [_captured_leaves(catalog) for catalog in pull.catalogs]
+    leaves = [_captured_leaves(catalog) for catalog in catalogs]
     return any(
         before.get(member, frozenset()).isdisjoint(after.get(member, ()))
         for before, after in itertools.pairwise(leaves)
