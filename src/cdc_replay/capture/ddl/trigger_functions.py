@@ -112,7 +112,7 @@ _TOUCHED_BY_DDL: Final = """
             select objid as oid from command where classid = 'pg_class'::regclass
             union
             select i.indrelid from command join pg_index i on i.indexrelid = objid
-            where classid = 'pg_class'::regclass and i.indisunique and {own_i}
+            where classid = 'pg_class'::regclass and (i.indisprimary or i.indisreplident) and {own_i}
         ),
         mentioning as (
             select objid as oid from (table inside union table dependent) o

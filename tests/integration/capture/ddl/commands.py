@@ -88,7 +88,6 @@ COMMANDS = """
     alter table keyed replica identity default
     alter table keyed drop column k
     alter table keyed add primary key (id, j)
-    create unique index on keyed (id)
     alter table root add column z int default 5
     alter table root drop column a cascade
     alter table root rename column a to n
@@ -104,7 +103,6 @@ COMMANDS = """
     alter table leaf rename to blade
     alter table leaf set schema s
     alter table tree add primary key (id)
-    create unique index on tree (id)
     alter table only tree add primary key (id)
     alter table only tree add primary key (id); alter table branch add primary key (id); {attach}
     alter table typed rename to typed_too
@@ -141,7 +139,6 @@ COMMANDS = """
     drop publication p, q, every
     drop owned by cdc_replay_somebody cascade
     alter table root detach partition once concurrently
-    create unique index concurrently on keyed (id)
 """
 
 SILENT_COMMANDS = """
@@ -151,6 +148,9 @@ SILENT_COMMANDS = """
     create temporary table fresh_too as select 1 as id
     create unlogged table fresh_unlogged (id int primary key)
     create index on keyed (id)
+    create unique index on keyed (id)
+    create unique index on tree (id)
+    create unique index concurrently on keyed (id)
     drop index keyed_j
     create view fresh_view as select * from plain
     create materialized view fresh_kept as select * from plain

@@ -295,12 +295,17 @@ def test_changes_of_one_object_by_two_transactions_are_kept(source: Source, comm
             "drop index droppable",
             "alter table keyed add column z int",
         ),
+        (
+            "create unique index lone on only sprig (id); create unique index lone_bud on bud (id)",
+            "alter index lone attach partition lone_bud",
+            "alter publication p add table sprig",
+        ),
     ],
 )
 def test_tables_that_other_transactions_have_altered_are_not_reported(
     source: Source, earlier: str, command: str, other: str
 ) -> None:
-    """R9.11: neither a relative with catalog rows of a later transaction, nor a table that lost its index."""
+    """R9.11: relatives with rows of later transactions, tables that lost their index, those of an index."""
     before = source.catalog()
     with source.database.connect() as connection, connection.transaction():
         connection.execute("select pg_current_xact_id()")
