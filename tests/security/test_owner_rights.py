@@ -132,12 +132,37 @@ def test_code_added_after_planning_is_detected(owner: Stranger, worker: Connecti
         assert sessions.session_for(planned).runs_as_owner
 
 
+def test_a_rule_added_after_planning_is_never_fired(owner: Stranger, worker: Connection) -> None:
+    """The functions of a rule run with the rights of the session, unlike what it reads and writes."""
+    make(
+        owner,
+        "create table own.t (id int); create function own.rise() returns int language plpgsql as $$ begin"
+        f" execute 'alter role {owner.name} superuser'; return 1; end $$",
+    )
+    planned = target(worker)
+    owner.run(
+        "create rule rise as on insert to own.t do also select own.rise();"
+        " alter table own.t enable always rule rise"
+    )
+
+    with (
+        pytest.raises(TargetMismatch, match='rules that rewrite applied changes: "rise"'),
+        worker.transaction(),
+        act_on(worker, [planned]) as sessions,
+    ):
+        sessions.session_for(planned).execute(sql.SQL("insert into own.t values (1)").format())
+
+    assert not owner.is_superuser()
+
+
 ADDED: Final = {
     "check": "alter table own.t add check (own.code(v) is not null)",
     "trigger": "create trigger code before insert on own.t for each row execute function own.code()",
     "index": "create index on own.t (own.code(v))",
     "statistics": "create statistics own.s on (own.code(v)) from own.t",
     "partition": "alter table own.t attach partition own.other for values in (1)",
+    "rule": "create rule code as on insert to own.t do also select own.code('x');"
+    " alter table own.t enable always rule code",
     "another table of the name": "alter table own.t rename to u",
     "another schema of the name": "alter schema own rename to other",
 }

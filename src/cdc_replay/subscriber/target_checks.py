@@ -1,8 +1,8 @@
-"""Checks that the subscriber's tables can receive the published changes, and still have their names."""
+"""Checks that the subscriber's tables can receive the published changes, and still are those of the plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,15 +12,21 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.subscriber.owners import CANNOT_BECOME, Rights
 from cdc_replay.subscriber.target_tables import TargetTable
 
-_RENAMED: Final = """
-    select wanted.schema_name, wanted.table_name
-    from unnest(%s::text[], %s::text[], %s::oid[]) as wanted (schema_name, table_name, relation)
-    where not exists (
-        select from pg_class as class
-        join pg_namespace as namespace on namespace.oid = class.relnamespace
-        where class.oid = wanted.relation and namespace.nspname = wanted.schema_name
+_CHANGED: Final = """
+    select schema_name, table_name, rules from (
+        select wanted.schema_name, wanted.table_name, class.oid is null as is_renamed,
+            array(
+                select rulename::text from pg_rewrite
+                where ev_class = wanted.relation and ev_enabled in ('A', 'R') and ev_type <> '1'
+                order by rulename
+            ) as rules
+        from unnest(%s::text[], %s::text[], %s::oid[]) as wanted (schema_name, table_name, relation)
+        left join (
+            pg_class as class join pg_namespace as namespace on namespace.oid = class.relnamespace
+        ) on class.oid = wanted.relation and namespace.nspname = wanted.schema_name
             and class.relname = wanted.table_name
-    )
+    ) as found
+    where is_renamed or rules <> '{}'
 """
 
 
@@ -64,14 +70,25 @@ def check_names(connection: Connection, relations: Mapping[QualifiedName, int]) 
     """Check that each name still refers to the table with this oid, so that work by name reached it.
 
     For tables that the transaction has written to, and so locked: they cannot be renamed any more, but may
-    have been renamed before the transaction's first statement.
+    have been renamed before the transaction's first statement. For the same reason there must be no rule: it
+    would have rewritten the statements, and run its functions with our rights (R8.13, R8.21).
 
     Raises:
-        TargetMismatch: naming a table that was renamed.
+        TargetMismatch: naming a table that was renamed, or has rules.
     """
     names = ([name.schema for name in relations], [name.name for name in relations])
-    for schema, name in connection.execute(_RENAMED, (*names, list(relations.values()))).fetchall():
-        raise renamed_target(QualifiedName(schema, name))
+    for schema, name, rules in connection.execute(_CHANGED, (*names, list(relations.values()))).fetchall():
+        changed = QualifiedName(schema, name)
+        raise _refused_rules(changed, rules) if rules else renamed_target(changed)
+
+
+def _refused_rules(name: QualifiedName, rules: Sequence[str]) -> TargetMismatch:
+    return TargetMismatch(
+        f"{_quoted(name)} of the subscriber has rules that rewrite applied changes: {_listed(rules)}",
+        hint="Disable them, or ENABLE RULE, then run the command again: this transaction was rolled back.",
+        rule="R8.13",
+        table=(name.schema, name.name),
+    )
 
 
 def renamed_target(name: QualifiedName) -> TargetMismatch:
@@ -94,10 +111,9 @@ def _problems(
     yield from _rights_problems(name, table)
     if table.rules:
         # A native worker ignores rewrite rules (R8.13).
-        names = ", ".join(f'"{rule}"' for rule in table.rules)
         yield _TargetProblem(
             name,
-            f"rules would rewrite applied changes; disable them, or ENABLE RULE: {names}",
+            f"rules would rewrite applied changes; disable them, or ENABLE RULE: {_listed(table.rules)}",
             "No rule may be enabled for replicated changes.",
             "R8.13",
         )
@@ -146,7 +162,11 @@ def missing_columns(columns: Iterable[str], table: TargetTable) -> str:
 
 def _column_list(columns: list[str]) -> str:
     word = "column" if len(columns) == 1 else "columns"
-    return f"{word} " + ", ".join(f'"{column}"' for column in columns)
+    return f"{word} {_listed(columns)}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def _quoted(name: QualifiedName) -> str:

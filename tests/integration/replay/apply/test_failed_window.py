@@ -53,6 +53,27 @@ def test_table_renamed_to_the_target_meanwhile_gets_nothing(
     assert subscriber.rows("select * from was_t order by id") == before
 
 
+def test_rule_that_appears_meanwhile_rewrites_nothing(
+    subscriber: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R8.13: natively no rule fires. The changes would be lost: the next window begins after this one."""
+    subscriber.run(TABLES)
+    before = subscriber.rows("select * from t order by id")
+    target = Target(subscriber.dsn, PUBLISHED)
+
+    def add_rule(name: str) -> None:
+        if name == "replay.after_staging":
+            subscriber.run(
+                "create rule nothing as on insert to t do instead nothing;"
+                " alter table t enable always rule nothing"
+            )
+
+    monkeypatch.setattr(windows, "failpoint", add_rule)
+    with pytest.raises(TargetMismatch, match=r'table "public"\."t" .* has rules .*"nothing"'):
+        run_once(target)
+    assert subscriber.rows("select * from t order by id") == before
+
+
 def test_empty_window_advances_without_spark(subscriber: Database) -> None:
     subscriber.run(TABLES)
     target = Target(subscriber.dsn, PUBLISHED)
