@@ -33,6 +33,9 @@ PLAIN: Final = {
     " mood public.mood, part int4range, names text[], more text default 'x' || 'y',"
     " twice text generated always as (upper(names[1])) stored, check (n > 0 and names[1] ~ 'a'));"
     " create index on own.t (lower(more)) where n > 1",
+    "sequence that the owner may use": "create sequence public.s;"
+    " grant usage on sequence public.s to {owner};"
+    " create table own.t (id int, n bigint default nextval('public.s') * 2)",
     "triggers that do not fire": f"{CODE} create table own.t (id int);"
     " create trigger code before insert on own.t for each row execute function own.code()",
     "partitions": "create table own.t (id int primary key) partition by range (id);"
@@ -47,6 +50,12 @@ CODED: Final = {
     " set_config('search_path', 'own', false))",
     "default that runs a query": "create table own.t (id int, v tsquery default ts_rewrite('a', 'select'))",
     "default that reads a file": "create table own.t (id int, v text default pg_read_file('/etc/passwd'))",
+    "default that takes from a sequence of others": "create sequence public.s;"
+    " create table own.t (id int, n bigint default nextval('public.s'))",
+    "default that takes from a sequence by its oid": "create table own.t (id int, n bigint"
+    " default nextval(1::oid::regclass))",
+    "check that takes from a sequence": "create sequence own.s; create table own.t (id int,"
+    " check (nextval('own.s') > 0))",
     "check": f"{CODE} create table own.t (id int, v text check (own.code(v) = v))",
     "generated column": f"{CODE} create table own.t (id int, v text,"
     " w text generated always as (own.code(v)) stored)",

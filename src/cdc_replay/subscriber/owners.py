@@ -14,10 +14,10 @@ the subscription has `run_as_owner`. We do the same (`subscriber.as_owner`), on 
 | is a role that ours may not become           | REFUSED    | not at all                                     |
 
 PLAIN costs nothing and is chosen only if all code is known to be harmless: PostgreSQL's own immutable
-functions, and some others by name (not all: `query_to_xml` runs any text). Even reading a table can run code,
-because the planner folds constants in its checks, statistics and index predicates. A lock keeps the owner
-from adding code (`lock_tables`), but not from changing a domain: types must be PostgreSQL's own, or base
-types and enums of a superuser or of our role.
+functions, some others by name (not all: `query_to_xml` runs any text), and `nextval` of sequences that both
+the owner and our role may use. Even reading a table can run code, because the planner folds constants in its
+checks, statistics and index predicates. A lock keeps the owner from adding code (`lock_tables`), but not from
+changing a domain: types must be PostgreSQL's own, or base types and enums of a superuser or of our role.
 
 | the lock of a table does not prevent | so a PLAIN table has                                             |
 |--------------------------------------|------------------------------------------------------------------|
@@ -45,7 +45,7 @@ SET_OPTION_SINCE: Final = 160000
 # Stable or volatile, but they call only PostgreSQL's own code and do nothing that their caller may not do.
 _HARMLESS: Final = (
     "age", "clock_timestamp", "concat", "concat_ws", "date", "date_part", "date_trunc", "gen_random_uuid",
-    "nextval", "now", "random", "statement_timestamp", "time", "timeofday", "timestamp", "timestamptz",
+    "now", "random", "statement_timestamp", "time", "timeofday", "timestamp", "timestamptz",
     "timetz", "timezone", "to_char", "to_date", "to_timestamp", "transaction_timestamp", "uuidv4", "uuidv7",
 )  # fmt: skip
 
@@ -99,15 +99,18 @@ _WITH_CODE: Final = """
         join pg_class on pg_class.oid = part.oid
     ),
     expression (target, tree) as (
-        select relation.target, found.tree::text
+        select relation.target, found.tree
         from relation
         cross join lateral (
-            select adbin from pg_attrdef where adrelid = relation.oid
-            union all select conbin from pg_constraint where conrelid = relation.oid
-            union all select indexprs from pg_index where indrelid = relation.oid
-            union all select indpred from pg_index where indrelid = relation.oid
-            union all select partexprs from pg_partitioned_table where partrelid = relation.oid
-            union all select stxexprs from pg_statistic_ext where stxrelid = relation.oid
+            -- nextval of a sequence by its name is judged below
+            select regexp_replace(
+                adbin::text, ':funcid 1574 [^(]*:args \\(\\{CONST :consttype 2205 ', '', 'g'
+            ) from pg_attrdef where adrelid = relation.oid
+            union all select conbin::text from pg_constraint where conrelid = relation.oid
+            union all select indexprs::text from pg_index where indrelid = relation.oid
+            union all select indpred::text from pg_index where indrelid = relation.oid
+            union all select partexprs::text from pg_partitioned_table where partrelid = relation.oid
+            union all select stxexprs::text from pg_statistic_ext where stxrelid = relation.oid
         ) as found (tree)
         where found.tree is not null
     ),
@@ -126,6 +129,18 @@ _WITH_CODE: Final = """
     select target from relation where relkind not in ('r', 'p')
     union
     select target from relation join pg_trigger on tgrelid = relation.oid and tgenabled in ('A', 'R')
+    union
+    -- nextval checks the rights of who calls it, and the owner gets the number
+    select relation.target
+    from relation join pg_class as class on class.oid = relation.target
+    join pg_attrdef on adrelid = relation.oid
+    join pg_depend on pg_depend.classid = 'pg_attrdef'::regclass and pg_depend.objid = pg_attrdef.oid
+        and refclassid = 'pg_class'::regclass
+    join pg_class as sequence on sequence.oid = refobjid and sequence.relkind = 'S'
+    where not (
+        has_sequence_privilege(class.relowner, sequence.oid, 'usage, update')
+        and has_sequence_privilege(sequence.oid, 'usage, update')
+    )
     union
     select target from expression where tree ~ '\\{(COERCETODOMAIN|JSON|SUBLINK|SUBPLAN)'
     union
