@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +95,51 @@ def test_a_validation_is_not_limited_by_nonsense(
         main(["validate", "nsw", *arguments])
     assert ended.value.code == 2
     assert reason in capsys.readouterr().err
+
+
+STRICT = {"PYTHONIOENCODING": "utf-8:strict"}
+"""As in most locales; in that of C, Python lets pass what is no UTF-8."""
+
+
+def program(*arguments: str | bytes, lines: bytes = b"", **environment: str) -> tuple[int, list[str], str]:
+    """Exit code, the errors in the objects on standard output, and standard error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cdc_replay.cli", *arguments],
+        env=os.environ | STRICT | environment,
+        input=lines,
+        capture_output=True,
+        check=False,
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    return done.returncode, [answer["error"] for answer in answers], done.stderr.decode()
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> str:
+    file = tmp_path / "cdc_replay.yaml"
+    file.write_text(CONFIGURATION, encoding="utf-8")
+    return str(file)
+
+
+def test_an_argument_that_is_no_text_is_an_error_in_json(configured: str) -> None:
+    code, [error], shown = program("status", b"\xff", "--json", CDC_REPLAY_CONFIG=configured)
+    assert (code, error.split("\n")[0]) == (2, 'subscription "\udcff" is not configured')
+    assert "Traceback" not in shown
+
+
+def test_a_line_that_is_no_text_ends_no_batch(configured: str) -> None:
+    lines = b"status \xff\nstatus nobody\n"
+    code, errors, shown = program("batch", lines=lines, CDC_REPLAY_CONFIG=configured)
+    assert code == 0, shown
+    assert ['"\udcff"' in errors[0], '"nobody"' in errors[1]] == [True, True]
+
+
+def test_no_command_of_a_batch_reads_its_lines(configured: str) -> None:
+    lines = b"plan nsw --publications -\nplan nsw --publications -\nstatus nobody\n"
+    code, errors, shown = program("batch", lines=lines, CDC_REPLAY_CONFIG=configured)
+    assert code == 0, shown
+    assert errors[0] == errors[1]
+    assert '"nobody"' in errors[2]
 
 
 def test_commands_start_without_pandas_and_great_expectations() -> None:

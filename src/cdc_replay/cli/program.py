@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import logging
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -63,7 +65,10 @@ def _batch(
     set_log_level(log_level)
     given = {"--config": config, "--log-level": log_level}
     options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
-    batch(sys.stdin, sys.stdout, functools.partial(run_line, options=options))
+    # A command that reads its standard input must not read the lines of the next ones.
+    lines = sys.stdin
+    with Path(os.devnull).open(encoding="utf-8") as sys.stdin:
+        batch(lines, sys.stdout, functools.partial(run_line, options=options))
 
 
 def run_line(line: str, *, options: Sequence[str] = ()) -> tuple[dict[str, Json] | None, str | None]:
@@ -118,10 +123,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The console script."""
     set_private_umask()
     end_on_sigterm()
+    _take_any_text()
     handler = LogHandler()
     handler.setFormatter(LogLineFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     sys.exit(_exit_code(sys.argv[1:] if arguments is None else arguments))
+
+
+def _take_any_text() -> None:
+    """Let what is no UTF-8, such as a file's name, be an argument, a line of a batch, and a part of a result.
+
+    Its bytes are lone surrogates within Python, and escapes in the output; in JSON they mean the same.
+    """
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _exit_code(arguments: Sequence[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Final
@@ -55,7 +56,8 @@ def read_script(path: Path) -> str:
         InvalidConfiguration: if it cannot be read, is no UTF-8, or is longer than `LONGEST_SCRIPT`.
     """
     try:
-        with sys.stdin.buffer if str(path) == "-" else path.open("rb") as file:
+        # Standard input stays open: the next command of a batch may want it, too.
+        with contextlib.nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb") as file:
             content = file.read(LONGEST_SCRIPT + 1)
     except OSError as error:
         raise InvalidConfiguration(f'cannot read "{path}": {error.strerror}') from error
