@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cdc_replay.compare.comparison import compare_table
 from cdc_replay.config import Config, load_config
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.opening import capture_source, open_subscription
 from cdc_replay.postgres.environment_connection import connection_from_environment
 from cdc_replay.validate.at_fence import open_at_fence
@@ -116,7 +117,7 @@ def relation(schema: str, table: str) -> str:
 
     Great Expectations copies names into its pages as they are.
     """
-    return html.escape(f"{schema}.{table}")
+    return html.escape(str(QualifiedName(schema, table)))
 
 
 def error_of(result: Judged) -> str | None:

@@ -10,7 +10,7 @@ from typing import Final
 from cdc_replay.errors import InvalidConfiguration
 
 TABLE: Final = r"^[^.]+\.[\s\S]+$"
-"""What `QualifiedName.parse` takes: the first dot ends the schema; the name may have anything."""
+"""What `QualifiedName.parse` takes: a dot ends the schema; the name may have anything."""
 
 
 def table_names(tables: Sequence[str] | str) -> tuple[str, ...]:

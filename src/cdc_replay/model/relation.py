@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
-from typing import NewType
+from typing import Final, NewType
 
 from cdc_replay.errors import InvalidConfiguration
+
+_QUOTED: Final = re.compile(r'"((?:[^"]|"")+)"\.(.+)', re.DOTALL)
 
 RelationId = NewType("RelationId", int)
 """The oid of a table on the publisher."""
@@ -14,7 +17,10 @@ RelationId = NewType("RelationId", int)
 
 @dataclass(frozen=True, slots=True, order=True)
 class QualifiedName:
-    """Schema and name of a table, case-sensitive, unquoted."""
+    """Schema and name of a table, case-sensitive, unquoted.
+
+    No two tables have the same text: a schema with a dot, which ends a schema, is quoted as in SQL.
+    """
 
     schema: str
     name: str
@@ -26,13 +32,18 @@ class QualifiedName:
         Raises:
             InvalidConfiguration: if it has another form.
         """
+        if quoted := _QUOTED.fullmatch(text):
+            return cls(quoted[1].replace('""', '"'), quoted[2])
         schema, dot, name = text.partition(".")
         if not dot or not schema or not name:
             raise InvalidConfiguration(f'"{text}" is not a table name', hint="Give it as SCHEMA.TABLE.")
         return cls(schema, name)
 
     def __str__(self) -> str:
-        return f"{self.schema}.{self.name}"
+        schema = self.schema
+        if "." in schema or schema.startswith('"'):
+            schema = '"{}"'.format(schema.replace('"', '""'))
+        return f"{schema}.{self.name}"
 
 
 class ReplicaIdentity(enum.Enum):

@@ -74,9 +74,9 @@ def test_tables_never_compared_come_before_others_within_a_budget() -> None:
 
 def test_names_with_dots_commas_and_quotes() -> None:
     strange = [QualifiedName("a.b", "c"), QualifiedName("s", 'x, "y".z'), QualifiedName("s", "x")]
-    assert match_tables(["a.b.c"], strange) == (strange[0],)
+    assert match_tables(['"a.b".c'], strange) == (strange[0],)
     assert match_tables(['s.x, "y".z'], strange) == (strange[1],)
-    assert match_tables(["s.x,a.b.c"], strange) == (strange[2], strange[0])
+    assert match_tables(['s.x,"a.b".c'], strange) == (strange[2], strange[0])
 
 
 @pytest.mark.parametrize("text", ["public.d", "public.a,public.d", "a", "", "public.a,"])
