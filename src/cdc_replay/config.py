@@ -44,6 +44,7 @@ from cdc_replay.postgres.environment_connection import connection_from_environme
 from cdc_replay.postgres.timeouts import SessionTimeouts
 
 _OBJECT_STORE: Final = re.compile(r"[a-z0-9]+://")
+_PLAIN_KEY: Final = re.compile(r"[^@:=\[({]*")
 _T = TypeVar("_T")
 Resolver = Callable[[str], str]
 
@@ -246,7 +247,7 @@ def load_config(
 
 
 def _to_configuration_error(file: ConfigFile, error: ValidationError) -> InvalidConfiguration:
-    """One message with every problem; values are not repeated, a DSN could be among them."""
+    """One message with every problem; values are not repeated, a DSN could be among them, also as a key."""
     problems = []
     for problem in error.errors(include_url=False, include_input=False):
         keys = tuple(str(key) for key in problem["loc"] if key != "[key]")
@@ -254,7 +255,8 @@ def _to_configuration_error(file: ConfigFile, error: ValidationError) -> Invalid
             "extra_forbidden": "unknown key",
             "missing": "the key is missing",
         }.get(problem["type"], problem["msg"].removeprefix("Value error, "))
-        problems.append(f"line {file.line_of(keys)}: {'.'.join(keys) or 'file'}: {message}")
+        shown = [key if _PLAIN_KEY.fullmatch(key) else "…" for key in keys]
+        problems.append(f"line {file.line_of(keys)}: {'.'.join(shown) or 'file'}: {message}")
     return InvalidConfiguration(f"{file.path}, {problems[0]}", detail="; ".join(problems[1:]) or None)
 
 

@@ -275,6 +275,38 @@ def test_a_dsn_is_not_in_the_repr(tmp_path: Path) -> None:
     assert "secret" not in repr(config)
 
 
+@pytest.mark.parametrize("typo", ["dsn:", "dsn ", ""])
+def test_a_dsn_that_became_a_key_is_not_repeated(tmp_path: Path, typo: str) -> None:
+    """Such errors are on the page of Airflow's import errors, too."""
+    file = write(tmp_path, f"publishers: {{shop: {{{typo}postgresql://u:secret@h/shop, change_log: x}}}}")
+
+    with pytest.raises(InvalidConfiguration, match=r"line 1: publishers\.shop\.…: unknown key") as raised:
+        load_config(file)
+
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"password": "secret", "extra": [1]}',
+        '{"password": "secret", "extra": "[1]"}',
+        '{"password": "secret", "extra": 5}',
+        '{"password": "secret", "extra": {"a": ' + "[" * 100_000,
+        '{"password": "secret", "port": ' + "5" * 5000 + "}",
+        '{"password": "secret", "conn_type": []}',
+        '{"password": "secret\\ud800"}',
+        "postgresql://u:secret@h/db?__extra__=5",
+        "postgresql://u:secret@h/db?__extra__=null",
+    ],
+)
+def test_a_connection_that_is_not_one_is_named(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_A", text)
+    with pytest.raises(InvalidConfiguration, match='connection "a" is') as raised:
+        connection_from_environment("a")
+    assert "secret" not in str(raised.value)
+
+
 def test_a_connection_may_be_a_uri_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_A", "postgres://u:p%40ss@h:5433/db?sslmode=require")
     monkeypatch.setenv(

@@ -39,22 +39,28 @@ def connection_from_environment(conn_id: str) -> str:
 
 
 def _parse_json(conn_id: str, text: str) -> dict[str, Any]:
+    """The fields; the error does not repeat what it cannot read, which may be a password."""
+    detail = None
     try:
-        fields: dict[str, Any] = json.loads(text)
+        fields = json.loads(text)
+        json.dumps(fields, ensure_ascii=False).encode()  # an escape may be of no character
+        if isinstance(fields, dict):
+            return fields
+        detail = "It is no object."
     except json.JSONDecodeError as error:
-        raise InvalidConfiguration(
-            f'connection "{conn_id}" is not readable JSON', detail=f"{error.msg} at character {error.pos}."
-        ) from None
-    return fields
+        detail = f"{error.msg} at character {error.pos}."
+    except (ValueError, RecursionError):  # a number of thousands of digits, or such a nesting
+        pass
+    raise InvalidConfiguration(f'connection "{conn_id}" is not readable JSON', detail=detail)
 
 
 def _connection(conn_id: str, fields: Mapping[str, Any]) -> AirflowConnection:
-    check_type(conn_id, fields.get("conn_type", "postgres"))
+    check_type(conn_id, str(fields.get("conn_type", "postgres")))
     extra = fields.get("extra") or {}
     names = ("host", "port", "login", "password", "schema")
     return AirflowConnection(
         **{name: str(fields.get(name) or "") for name in names},
-        extra=_parse_json(conn_id, extra) if isinstance(extra, str) else extra,
+        extra=_parse_json(conn_id, extra if isinstance(extra, str) else json.dumps(extra)),
     )
 
 
