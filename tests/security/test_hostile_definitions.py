@@ -19,8 +19,9 @@ from cdc_replay.errors import InvalidFilter, PublisherNotReady
 from cdc_replay.filters.check_table import CheckTable, Question
 from cdc_replay.model.publication import PublisherCatalog, Table
 from cdc_replay.postgres.connection import connect
+from embedded.postgres import Cluster
 from fixtures.captured import Captured
-from fixtures.postgres import Database
+from fixtures.postgres import Database, drop_database
 from security.stranger import Stranger
 
 SetUp = Callable[..., Captured]
@@ -132,6 +133,28 @@ def test_filter_that_reads_a_deep_expression_names_its_table(publisher: Database
         pytest.raises(InvalidFilter, match=r'table "m\.deep": .* too long'),
     ):
         CheckTable.for_question(Question(1, (), table.columns, table.name), connection)
+
+
+@pytest.fixture
+def windows(publisher_cluster: Cluster) -> Iterator[Database]:
+    """A database of Windows' encoding, in which 0x81 is no character."""
+    database = Database(publisher_cluster, "of_windows")
+    with connect(publisher_cluster.dsn(), purpose="test") as admin:
+        admin.execute("create database of_windows encoding 'WIN1252' template template0 locale 'C'")
+    yield database
+    drop_database(database)
+
+
+def test_name_without_a_form_in_utf8_is_an_error_that_says_so(windows: Database) -> None:
+    """R1.11: it is that of any table; a retry does not help."""
+    with windows.connect() as session:
+        session.execute("set client_encoding = 'SQL_ASCII'")
+        session.execute(b'create table "\x81" (id int)')
+        with pytest.raises(PublisherNotReady, match="0x81") as raised:
+            catalog_of(windows)
+        assert "rename or drop it" in (raised.value.hint or "")
+        session.execute(b'drop table "\x81"')
+    assert catalog_of(windows).tables == {}
 
 
 def test_catalog_that_could_not_be_read_again_is_not_written(

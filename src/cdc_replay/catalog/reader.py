@@ -22,6 +22,7 @@ from psycopg import errors as pg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
+from cdc_replay.errors import PublisherNotReady
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import (
     Generated,
@@ -155,6 +156,8 @@ MEMBERSHIPS: Final = CatalogRows(
 _SHORT_TREE_BYTES: Final = 4096
 """Of a generation expression that no row filter can read, as in `COLUMNS`."""
 
+_CANNOT_READ: Final = "cannot read the publisher's catalog"
+
 _EVERYTHING: Final = sql.SQL("true")
 
 _SET_LOCK_TIMEOUT: Final = """
@@ -174,11 +177,11 @@ def read_catalog(connection: Connection, lsn: Lsn | None = None, *, texts: bool 
     position).
 
     Raises:
-        PublisherNotReady: if the server's version is not supported (R2.18).
+        PublisherNotReady: if the server's version is not supported (R2.18), or a name is not UTF-8 (R1.11).
         MissingPrivilege, ServerUnavailable: if the catalogs cannot be read.
     """
     check_version(connection)
-    with translated_errors("cannot read the publisher's catalog"), single_snapshot(connection):
+    with _readable_names(), translated_errors(_CANNOT_READ), single_snapshot(connection):
         position = lsn or Lsn.parse(connection.execute(_POSITION).fetchall()[0][0])
         tables = connection.execute(TABLES.select(_EVERYTHING)).fetchall()
         relations = [row[0] for row in tables]
@@ -194,6 +197,19 @@ def read_catalog(connection: Connection, lsn: Lsn | None = None, *, texts: bool 
         },
         tables=parsed_tables,
     )
+
+
+@contextlib.contextmanager
+def _readable_names() -> Iterator[None]:
+    try:
+        yield
+    except (pg.UntranslatableCharacter, pg.CharacterNotInRepertoire) as error:
+        raise PublisherNotReady(
+            f"{_CANNOT_READ}: {error.diag.message_primary}",
+            detail="A table, column, type or publication, perhaps of an unpublished table, has such a name.",
+            hint="Let its owner or a superuser rename or drop it, then run the command again.",
+            rule="R1.11",
+        ) from error
 
 
 def _read(
