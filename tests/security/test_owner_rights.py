@@ -164,6 +164,25 @@ def test_a_rule_added_after_planning_is_never_fired(owner: Stranger, worker: Con
     assert not owner.is_superuser()
 
 
+@pytest.mark.parametrize("code", ["", "check (own.code(v) = v)"], ids=["plain", "with code"])
+def test_rows_that_a_policy_hides_after_planning_are_not_passed_over(
+    owner: Stranger, worker: Connection, code: str
+) -> None:
+    """As natively: a change that reaches no row because of a policy must not count as applied."""
+    make(owner, f"{CODE} create table own.t (id int, v text {code}); insert into own.t values (1, 'x')")
+    planned = target(worker)
+    owner.run("alter table own.t enable row level security, force row level security")
+
+    with (
+        pytest.raises(TargetMismatch, match="row-level security is forced on its owner"),
+        worker.transaction(),
+        act_on(worker, [planned]) as sessions,
+    ):
+        sessions.session_for(planned).execute(sql.SQL("delete from own.t").format())
+
+    assert owner.database.rows("select * from own.t") == [(1, "x")]
+
+
 ADDED: Final = {
     "check": "alter table own.t add check (own.code(v) is not null)",
     "trigger": "create trigger code before insert on own.t for each row execute function own.code()",

@@ -359,7 +359,15 @@ class TargetSessions:
         )
 
     def close(self) -> None:
-        """Drop what the sessions created."""
+        """Drop what the sessions created.
+
+        Raises:
+            TargetMismatch: if a policy may have hidden rows from an owner; by now the tables are locked.
+        """
+        as_owner = [oid for oid, acting in self._acting.items() if acting.rights.runs_as_owner]
+        for oid, acting in read_acting_roles(self.connection, as_owner, run_as_owner=False).items():
+            if acting.forces_row_security:
+                raise _hides_rows(self.targets[oid], acting.owner)
         for session in self._owners.values():
             session.drop()
 
@@ -373,8 +381,8 @@ def act_on(
     With `only_reads` no table is locked.
 
     Raises:
-        TargetMismatch: if a target was renamed or dropped, or its owner's code has put what is no answer into
-            the place of one.
+        TargetMismatch: if a target was renamed or dropped, its owner's code has put what is no answer into
+            the place of one, or a policy may have hidden rows.
     """
     sessions = TargetSessions(connection, {target.oid: target for target in targets}, only_reads)
     sessions.confirm()
@@ -385,6 +393,15 @@ def act_on(
             raise
         raise forged from error
     sessions.close()
+
+
+def _hides_rows(target: TargetTable, owner: str) -> TargetMismatch:
+    return TargetMismatch(
+        f'table "{target.name}" of the subscriber: row-level security is forced on its owner "{owner}"',
+        hint="Give the owner BYPASSRLS, or set the table to NO FORCE ROW LEVEL SECURITY.",
+        rule="R8.21",
+        table=(target.name.schema, target.name.name),
+    )
 
 
 def _refused(target: TargetTable) -> MissingPrivilege:
