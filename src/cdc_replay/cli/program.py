@@ -21,6 +21,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import psycopg
