@@ -102,7 +102,8 @@ def commands() -> dict[str, Any]:
 
 
 def _describe(name: str, command: Any) -> str:  # noqa: ANN401 - click's class, which typer vendors
-    usage = [parameter.metavar for parameter in command.params if parameter.param_type_name == "argument"]
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    usage = [f"{argument.metavar}{'' if argument.nargs == 1 else '...'}" for argument in arguments]
     options = [
         (", ".join(f"`{option}`" for option in parameter.opts), _cell(parameter.help))
         for parameter in command.params

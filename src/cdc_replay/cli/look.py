@@ -155,7 +155,7 @@ def _why(
     key: Annotated[
         list[str],
         typer.Argument(
-            metavar="KEY...", help="The row: COLUMN=VALUE of its key, or the values in the key's order."
+            metavar="KEY", help="The row: COLUMN=VALUE of its key, or the values in the key's order."
         ),
     ],
     values: Annotated[bool, typer.Option("--values", help="Show the values of the row's columns.")] = False,

@@ -95,7 +95,7 @@ OptionalSubscriptionArgument = Annotated[
     str | None, typer.Argument(metavar="SUBSCRIPTION", autocompletion=_names("subscriptions"))
 ]
 SubscriptionsArgument = Annotated[
-    list[str], typer.Argument(metavar="SUBSCRIPTION...", autocompletion=_names("subscriptions"))
+    list[str], typer.Argument(metavar="SUBSCRIPTION", autocompletion=_names("subscriptions"))
 ]
 
 
