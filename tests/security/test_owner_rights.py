@@ -252,6 +252,107 @@ def test_type_with_a_reused_name_gets_no_values(owner: Stranger, worker: Connect
             )
 
 
+RISES: Final = (
+    "create function own.rise() returns trigger language plpgsql as $$ begin"
+    " {back} alter role {owner} superuser; return new; end $$;"
+    " create trigger rise before insert on own.t for each row execute function own.rise();"
+    " alter table own.t enable always trigger rise"
+)
+SWAPPED: Final = {
+    "dropped by the owner of its schema": f"drop table own.t; create table own.t (id int); {RISES}",
+    "moved away with its schema": "alter schema own rename to was; create schema own;"
+    f" create table own.t (id int); {RISES}",
+}
+BACK: Final = "alter schema own rename to other; alter schema was rename to own;"
+
+
+@pytest.mark.parametrize("only_reads", [False, True], ids=["writes", "reads"])
+@pytest.mark.parametrize("swapped", SWAPPED.values(), ids=SWAPPED)
+def test_nothing_in_the_place_of_our_own_table_runs_as_ours(
+    owner: Stranger, worker: Connection, swapped: str, only_reads: bool
+) -> None:
+    """Whoever owns a schema, such as the owner of the database that of public, may drop our tables in it."""
+    owner.database.run("create table own.t (id int)")
+    planned = target(worker)
+    assert planned.acting.rights is Rights.OWN
+    owner.run(swapped.format(owner=owner.name, back=BACK if "was" in swapped else ""))
+
+    with (
+        pytest.raises(TargetMismatch, match=r'table "own"\."t" .* was renamed, dropped or recreated'),
+        worker.transaction(),
+        act_on(worker, [planned], only_reads=only_reads) as sessions,
+    ):
+        sessions.session_for(planned).execute(sql.SQL("insert into own.t values (1)").format())
+
+    assert not owner.is_superuser()
+
+
+def test_nothing_in_the_place_of_a_table_with_code_runs_as_its_owner(
+    owner: Stranger, subscriber: Database, worker: Connection
+) -> None:
+    """The owner of the schema is nobody to the owner of the table."""
+    other = Stranger(subscriber, f"other_of_{subscriber.name}")
+    other.enter()
+    try:
+        make(
+            other,
+            f"{CODE} create table own.t (id int, v text check (own.code(v) = v)); create table own.seen ()",
+        )
+        planned = target(worker)
+        owner.run(
+            "drop table own.t; create table own.t (id int);"
+            f" grant all on own.t to {other.name}; grant usage on schema own to {other.name};"
+            " create function own.sees() returns trigger language plpgsql as $$ begin"
+            " raise '%', current_user; end $$;"
+            " create trigger sees before insert on own.t for each row execute function own.sees();"
+            " alter table own.t enable always trigger sees"
+        )
+        with (
+            pytest.raises(TargetMismatch, match="was renamed, dropped or recreated"),
+            worker.transaction(),
+            act_on(worker, [planned]) as sessions,
+        ):
+            sessions.session_for(planned).execute(sql.SQL("insert into own.t values (1)").format())
+    finally:
+        other.leave()
+
+
+@pytest.mark.parametrize("planned_as", ["our own", "with code"])
+def test_a_table_that_is_given_away_meanwhile_is_not_written(
+    owner: Stranger, worker: Connection, planned_as: str
+) -> None:
+    """Its new owner may have put code into it, which would run as us, or as the owner before."""
+    if planned_as == "our own":
+        owner.database.run("create table own.t (id int)")
+    else:
+        make(owner, f"{CODE} create table own.t (id int, v text check (own.code(v) = v))")
+    planned = target(worker)
+    role = f"heir_of_{owner.database.name}"
+    owner.database.run(f"create role {role}; alter table own.t owner to {role}")
+    try:
+        with (
+            pytest.raises(TargetMismatch, match="was given to another role"),
+            worker.transaction(),
+            act_on(worker, [planned]),
+        ):
+            pass
+    finally:
+        owner.database.run(f"drop table own.t; drop role {role}")
+
+
+@pytest.mark.parametrize("only_reads", [False, True], ids=["writes", "reads"])
+def test_our_own_table_keeps_its_name_while_statements_use_it(
+    owner: Stranger, worker: Connection, only_reads: bool
+) -> None:
+    owner.database.run("create table own.t (id int)")
+    planned = target(worker)
+    swaps = ["drop table own.t"] if only_reads else ["drop table own.t", "alter schema own rename to other"]
+    with worker.transaction(), act_on(worker, [planned], only_reads=only_reads):
+        for swap in swaps:
+            with pytest.raises(pg.LockNotAvailable):
+                owner.run(f"set lock_timeout = '200ms'; {swap}")
+
+
 def test_code_that_has_run_cannot_put_more_into_another_table(owner: Stranger, worker: Connection) -> None:
     """The lock of our session does not stop code that runs in it."""
     make(

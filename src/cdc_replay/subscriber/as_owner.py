@@ -22,18 +22,28 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, LiteralString, Protocol
 
+import psycopg
 from psycopg import sql
 
 from cdc_replay.errors import MissingPrivilege, TargetMismatch
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, cancel_statement, translated_errors
 from cdc_replay.postgres.identifiers import commas
-from cdc_replay.subscriber.owners import CANNOT_BECOME, ActingRole, Rights, lock_tables, read_acting_roles
-from cdc_replay.subscriber.target_checks import check_names
+from cdc_replay.subscriber.owners import (
+    CANNOT_BECOME,
+    ActingRole,
+    Rights,
+    hold_schemas,
+    hold_tables,
+    lock_tables,
+    read_acting_roles,
+)
+from cdc_replay.subscriber.target_checks import check_names, renamed_target
 from cdc_replay.subscriber.target_statements import target_reference
 from cdc_replay.subscriber.target_tables import TargetTable
 
@@ -324,20 +334,64 @@ class TargetSessions:
         Raises:
             TargetMismatch: if a target was renamed or dropped.
         """
-        self._acting = {oid: target.acting for oid, target in self.targets.items()}
+        is_first = not self._acting
+        planned = {oid: target.acting for oid, target in self.targets.items()}
         if self.only_reads:
             # A long read would hold the lock for its whole duration.
-            self._acting = {oid: acting.without_lock() for oid, acting in self._acting.items()}
-        plain = sorted(oid for oid, acting in self._acting.items() if acting.rights is Rights.PLAIN)
+            planned = {oid: acting.without_lock() for oid, acting in planned.items()}
+        plain = sorted(oid for oid, acting in planned.items() if acting.rights is Rights.PLAIN)
         if plain:
             locked = lock_tables(self.connection, {oid: target_reference(self.targets[oid]) for oid in plain})
             check_names(self.connection, {self.targets[oid].name: oid for oid in plain})
             for oid, acting in read_acting_roles(self.connection, plain, run_as_owner=False).items():
                 self._acting[oid] = acting if oid in locked else acting.without_lock()
+        if is_first:
+            self._acting = planned | self._acting
+            self._hold()
         if self._owner_code_has_run():
             check_names(self.connection, {target.name: oid for oid, target in self.targets.items()})
             for session in self._owners.values():
                 session.has_run = False
+
+    def _hold(self) -> None:
+        """Keep the names and owners of tables on which others than PLAIN rights act; adopt their rights.
+
+        Who owns a schema may drop any table in it, and put one with code under its name.
+        """
+        by_name = {
+            oid: acting
+            for oid, acting in sorted(self._acting.items())
+            if acting.rights not in {Rights.PLAIN, Rights.REFUSED} and not acting.run_as_owner
+        }
+        if not by_name:
+            return
+        if not self.only_reads:
+            hold_schemas(self.connection, by_name)
+        roles: dict[str | None, dict[int, QualifiedName]] = {}
+        for oid, acting in by_name.items():
+            role = acting.owner if acting.rights.runs_as_owner else None
+            roles.setdefault(role, {})[oid] = self.targets[oid].name
+        for role, tables in roles.items():
+            self._hold_as(role, tables)
+        self._adopt_rights(by_name)
+
+    def _adopt_rights(self, oids: Collection[int]) -> None:
+        for oid, now in read_acting_roles(self.connection, oids, run_as_owner=False).items():
+            acting = self._acting[oid]
+            if now.owner != acting.owner or now.rights.owner_is_untrusted > acting.rights.owner_is_untrusted:
+                raise _given_away(self.targets[oid])
+            self._acting[oid] = now.without_lock()
+
+    def _hold_as(self, role: str | None, tables: Mapping[int, QualifiedName]) -> None:
+        try:
+            with self.connection.transaction():
+                renamed = hold_tables(self.connection, tables, role)
+        except psycopg.ProgrammingError:
+            check_names(self.connection, dict(zip(tables.values(), tables, strict=True)))
+            self._adopt_rights(tables)
+            raise
+        for oid in renamed:
+            raise renamed_target(tables[oid])
 
     def _confirm_again(self) -> None:
         if self._owner_code_has_run():
@@ -378,7 +432,7 @@ def act_on(
 ) -> Iterator[TargetSessions]:
     """Sessions for statements on the targets, with the required rights, in the caller's transaction.
 
-    With `only_reads` no table is locked.
+    With `only_reads` tables are locked as by a query.
 
     Raises:
         TargetMismatch: if a target was renamed or dropped, its owner's code has put what is no answer into
@@ -399,6 +453,15 @@ def _hides_rows(target: TargetTable, owner: str) -> TargetMismatch:
     return TargetMismatch(
         f'table "{target.name}" of the subscriber: row-level security is forced on its owner "{owner}"',
         hint="Give the owner BYPASSRLS, or set the table to NO FORCE ROW LEVEL SECURITY.",
+        rule="R8.21",
+        table=(target.name.schema, target.name.name),
+    )
+
+
+def _given_away(target: TargetTable) -> TargetMismatch:
+    return TargetMismatch(
+        f'table "{target.name}" of the subscriber was given to another role, or its owner lost rights',
+        hint="Run the command again: this transaction was rolled back.",
         rule="R8.21",
         table=(target.name.schema, target.name.name),
     )

@@ -24,6 +24,9 @@ changing a domain: types must be PostgreSQL's own, or base types and enums of a 
 | changed domains, casts of enums      | no such types                                                    |
 | a renamed schema                     | a schema whose row we lock as a superuser, or whose owner is     |
 |                                      | trusted, or may not rename it                                    |
+
+All other tables keep name and owner while statements use them (`hold_tables`): whoever owns a schema may drop
+any table in it, and put another one under its name.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from typing import Final
 from psycopg import errors as pg
 from psycopg import sql
 
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.identifiers import commas
 
@@ -164,9 +168,23 @@ _WITH_CODE: Final = """
 _FIRST_USER_OID: Final = 16384
 """Objects with a smaller oid were created by initdb."""
 
+# Renaming a schema takes no lock, but waits for a lock on its row, which no other role can take.
 _HOLD_SCHEMAS: Final = """
-    select from pg_catalog.pg_namespace
-    where oid in (select relnamespace from pg_catalog.pg_class where oid = any (%s::oid[])) for share
+    select from pg_namespace
+    where oid in (select relnamespace from pg_class where pg_class.oid = any (%s::oid[]))
+        and nspowner in (select pg_roles.oid from pg_roles where not rolsuper)
+    for share of pg_namespace
+"""
+
+# By the present catalog, not that of a snapshot; a name may have led elsewhere when it was locked.
+_HOLD_TABLES: Final = """
+    {become};
+    lock table only {tables} in access share mode;
+    select planned.oid from unnest({oids}::oid[], {names}::text[]) as planned (oid, name)
+    where to_regclass(planned.name) is distinct from planned.oid or not exists (
+        select from pg_locks where pid = pg_backend_pid() and relation = planned.oid and locktype = 'relation'
+    );
+    {leave}
 """
 
 
@@ -202,12 +220,14 @@ class Rights(enum.Enum):
 class ActingRole:
     """The owner of a table, and with whose rights we act on it.
 
-    `forces_row_security`: policies restrict even the owner.
+    `forces_row_security`: policies restrict even the owner. `run_as_owner` is the subscription's option: as
+    natively, whatever has the table's name is trusted.
     """
 
     owner: str
     rights: Rights
     forces_row_security: bool = False
+    run_as_owner: bool = False
 
     def without_lock(self) -> ActingRole:
         """The rights if the owner may add code to the table at any time."""
@@ -230,6 +250,7 @@ def read_acting_roles(
             if run_as_owner or is_ours
             else _rights(may_become, is_trusted, needs_owner=needs_owner or oid in with_code),
             forces_row_security,
+            run_as_owner,
         )
         for oid, owner, is_ours, may_become, is_trusted, needs_owner, forces_row_security, _ in rows
     }
@@ -264,13 +285,39 @@ def lock_tables(connection: Connection, tables: Mapping[int, sql.Composable]) ->
     STATISTICS, CREATE INDEX CONCURRENTLY and ATTACH PARTITION. Vacuum takes the same one and would be
     canceled for a waiting session, so we never wait.
     """
-    ((is_superuser,),) = connection.execute("select current_setting('is_superuser')::bool")
-    if is_superuser:
-        # Renaming a schema takes no lock, but waits for a lock on its row, which no other role can take.
-        connection.execute(_HOLD_SCHEMAS, (list(tables),))
+    hold_schemas(connection, tables)
     if _is_locked(connection, tables.values()):
         return frozenset(tables)
     return frozenset(oid for oid, table in tables.items() if _is_locked(connection, [table]))
+
+
+def hold_schemas(connection: Connection, oids: Collection[int]) -> None:
+    """Keep the schemas of these tables from being renamed until the transaction ends; only superusers can."""
+    ((is_superuser,),) = connection.execute("select current_setting('is_superuser')::bool")
+    if is_superuser:
+        connection.execute(_HOLD_SCHEMAS, (list(oids),))
+
+
+def hold_tables(
+    connection: Connection, tables: Mapping[int, QualifiedName], owner: str | None
+) -> frozenset[int]:
+    """Keep these tables from being dropped, renamed or given away until the transaction ends.
+
+    `owner` is the role that does it, None: ours. Returns the oids of tables that have lost their name before.
+    LOCK TABLE runs no code of a table.
+    """
+    identifiers = [sql.Identifier(name.schema, name.name) for name in tables.values()]
+    statement = sql.SQL(_HOLD_TABLES).format(
+        become=sql.SQL("") if owner is None else sql.SQL("set local role {}").format(sql.Identifier(owner)),
+        tables=sql.SQL(", only ").join(identifiers),
+        oids=list(tables),
+        names=[identifier.as_string(connection) for identifier in identifiers],
+        leave=sql.SQL("" if owner is None else "reset role"),
+    )
+    cursor = connection.execute(statement)
+    while cursor.description is None and cursor.nextset():
+        pass
+    return frozenset(oid for (oid,) in cursor.fetchall())
 
 
 def _is_locked(connection: Connection, tables: Iterable[sql.Composable]) -> bool:
