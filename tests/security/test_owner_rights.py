@@ -353,6 +353,34 @@ def test_our_own_table_keeps_its_name_while_statements_use_it(
                 owner.run(f"set lock_timeout = '200ms'; {swap}")
 
 
+@pytest.mark.parametrize("schema_of", ["pg_database_owner", "a role with a member"])
+def test_a_schema_that_a_member_of_its_owner_may_rename_is_not_trusted(
+    owner: Stranger, subscriber: Database, schema_of: str
+) -> None:
+    """Only a superuser can keep it from being renamed: for others, statements run as the table's owner."""
+    role, group = f"apply_of_{subscriber.name}", f"group_of_{subscriber.name}"
+    make(owner, "create table own.t (id int)")
+    subscriber.run(f"create role {role} login; create role {group}; grant {owner.name} to {role}")
+    try:
+        subscriber.run(f"alter schema own owner to {group}; grant usage on schema own to {owner.name}")
+        with connect(subscriber.cluster.dsn(subscriber.name, role), purpose="test") as connection:
+            assert target(connection).acting.rights is Rights.PLAIN
+            if schema_of == "pg_database_owner":
+                subscriber.run(
+                    "alter schema own owner to pg_database_owner;"
+                    f" alter database {subscriber.name} owner to {owner.name}"
+                )
+            else:
+                subscriber.run(f"grant {group} to {owner.name}")
+            owner.run("alter schema own rename to other; alter schema other rename to own")
+            assert target(connection).acting.rights is Rights.RESTRICTED
+    finally:
+        subscriber.run(
+            f"alter database {subscriber.name} owner to postgres; drop schema own cascade;"
+            f" drop role {role}; drop role {group}"
+        )
+
+
 def test_code_that_has_run_cannot_put_more_into_another_table(owner: Stranger, worker: Connection) -> None:
     """The lock of our session does not stop code that runs in it."""
     make(

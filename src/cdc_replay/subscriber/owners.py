@@ -23,7 +23,7 @@ changing a domain: types must be PostgreSQL's own, or base types and enums of a 
 |--------------------------------------|------------------------------------------------------------------|
 | changed domains, casts of enums      | no such types                                                    |
 | a renamed schema                     | a schema whose row we lock as a superuser, or whose owner is     |
-|                                      | trusted, or may not rename it                                    |
+|                                      | trusted, or may not rename it, like all members of the owner     |
 
 All other tables keep name and owner while statements use them (`hold_tables`): whoever owns a schema may drop
 any table in it, and put another one under its name.
@@ -64,8 +64,13 @@ _OWNERS: Final = """
         owner.rolsuper or pg_has_role(class.relowner, me.oid, %(become)s),
         not (
             me.rolsuper or (
-                schema_owner.rolsuper or namespace.nspowner = me.oid
-                or not has_database_privilege(namespace.nspowner, current_database(), 'create')
+                schema_owner.rolsuper or namespace.nspowner = me.oid or not exists (
+                    -- members too: the owner of the database is one of `pg_database_owner`
+                    select from pg_roles as other
+                    where not other.rolsuper and pg_has_role(other.oid, namespace.nspowner, 'usage')
+                        and has_database_privilege(other.oid, current_database(), 'create')
+                        and not pg_has_role(other.oid, me.oid, %(become)s)
+                )
             )
             and has_schema_privilege(namespace.oid, 'usage')
             and has_table_privilege(class.oid, 'select') and has_table_privilege(class.oid, 'insert')
