@@ -107,6 +107,7 @@ def _compose(file: Path) -> yaml.Node:
             f"{file}, line 1: not a configuration", hint="The file must have the key `publishers`."
         )
     _count_values(node, file, {})
+    _refuse_nul(node, file)
     return node
 
 
@@ -144,6 +145,16 @@ def _count_values(
             raise InvalidConfiguration(f"{file}, line {line}: more than {MOST_VALUES} values, with aliases")
     counts[id(node)] = count
     return count
+
+
+def _refuse_nul(node: yaml.Node, file: Path) -> None:
+    """Refuse an escape of U+0000, which ends a DSN before its rest, and which no path or name can have."""
+    for key, line, value in _children(node):
+        if "\0" in key or (isinstance(value, yaml.ScalarNode) and "\0" in value.value):
+            raise InvalidConfiguration(
+                f"{file}, line {line}: character U+0000 is not allowed", hint="Remove its escape."
+            )
+        _refuse_nul(value, file)
 
 
 def _children(node: yaml.Node) -> Iterator[tuple[str, int, yaml.Node]]:

@@ -39,6 +39,12 @@ def _lag(text: str) -> str:
     return text
 
 
+def _folder(uri: str) -> str:
+    if uri.startswith("file:") and "%00" in uri:
+        raise ValueError("not the name of a folder: it has the character U+0000")
+    return uri
+
+
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,60}$"), AfterValidator(_not_relative)]
 SlotName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9_]+$", min_length=1, max_length=LONGEST_SLOT_NAME)
@@ -109,7 +115,7 @@ class Publisher(_Endpoint):
     slot: SlotName | None = None
     """the replication slot: lower-case letters, digits and `_`; default: `cdc_replay_NAME`, where other
     characters of NAME become `_`"""
-    change_log: str
+    change_log: Annotated[str, AfterValidator(_folder)]
     """a folder, or an [object store](how-to/object-store.md) (`s3://`, `gs://`, `az://`); each publisher
     needs its own"""
     streaming: bool = False
