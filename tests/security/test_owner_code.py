@@ -320,3 +320,24 @@ def test_an_answer_that_the_owner_forges_stops_only_its_subscription(twin: Twin,
     assert f'code in tables of "{owner.name}"' in str(results["s"])
     assert results["u"] is None
     assert twin.pairs["u"].ours.rows("table t") == [(1, "a")]
+
+
+def test_an_error_that_the_owner_forges_stops_only_its_subscription(twin: Twin, owner: Stranger) -> None:
+    """Its DETAIL looks like that of a constraint, and shows no row."""
+    table = "create table t (v int, id int primary key)"
+    twin.publisher.run(f"{table}; create publication p for table t")
+    fires = f"create trigger fires before insert on t for each row {TRIGGER}"
+    twin.subscribe("s", "p", tables=own(owner, f"{table}; {fires}"), native=False)
+    twin.subscribe("u", "p", tables=table, native=False)
+    twin.sync_ours()
+    twin.pairs["s"].ours.run(
+        "create or replace function own.fires() returns trigger language plpgsql as $$ begin"
+        " raise 'never' using errcode = 'check_violation', detail = 'none'; end $$"
+    )
+    twin.publisher.run("insert into t values (1, 1)")
+
+    results = {result.subscription: result.replay.error for result in twin.sync_ours()}
+
+    assert "never" in str(results["s"])
+    assert results["u"] is None
+    assert twin.pairs["u"].ours.rows("table t") == [(1, 1)]

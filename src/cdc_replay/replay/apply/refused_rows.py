@@ -81,6 +81,8 @@ def key_in_detail(
         return None
     values = shown[shown.find("(") + 1 : shown.rfind(")")].split(", ")
     names = [column.name for column in columns]
+    if len(values) < len(names):
+        return None  # the owner's code may raise any text
     positions = [names.index(column.name) for column in keys]
     before = columns[: max(positions) + 1]
     if len(values) != len(names) and not all(column.base_type_sql in _WITHOUT_COMMA for column in before):

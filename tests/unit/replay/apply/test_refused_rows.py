@@ -35,6 +35,8 @@ def refusal(kind: type[psycopg.Error], **diagnostics: str) -> psycopg.Error:
         ("Failing row contains (2, a, b, null).", (ID, NAME, BORN), (ID,), "(id)=(2)"),
         ("Failing row contains (a, b, 2, null).", (NAME, ID, BORN), (ID,), None),
         ("Failing row contains (x, 2, null).", (NAME, ID, BORN), (ID, NAME), "(id, name)=(2, x)"),
+        ("of a trigger", (ID, BORN), (BORN,), None),
+        ("", (ID, NAME), (ID,), None),
         ("Failing row contains (id, name) = (2, two).", (ID, NAME, BORN), (ID,), None),
     ],
 )
