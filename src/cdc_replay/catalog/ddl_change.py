@@ -7,7 +7,7 @@ position in the change stream (R9.10, R9.11). Their content is JSON in UTF-8.
 
     {"format": 1,
      "touched_tables": [oid…], "partitions": [oid…], "written_columns": [[table, attnum]…],
-     "respelled_tables": [oid…], "described_tables": [oid…],
+     "respelled_tables": [oid…], "rekeyed_tables": [oid…], "described_tables": [oid…],
      "touched_publications": [oid…], "removed_memberships": [[publication, table]…],
      "schemas_of": [oid…], "added_schemas": [[publication, name]…], "removed_schemas": [[publication, name]…],
      "tables": [row…], "columns": [row…], "publications": [row…], "memberships": [row…]}
@@ -19,6 +19,8 @@ position in the change stream (R9.10, R9.11). Their content is JSON in UTF-8.
 | an untouched table whose parent is touched, and which is not | it was detached: its parent is removed     |
 | among `partitions` (the children that stay as they are)      |                                            |
 | a respelled table, with its memberships                      | texts of its unchanged parts are replaced  |
+| a rekeyed table: an index of it has become valid             | its primary key is replaced, and its       |
+|                                                              | identity unless that was set differently   |
 | a described table: it was added to a publication             | the same, but not for its memberships      |
 | a table without a row filter any more                        | loses texts of its generation expressions  |
 | a touched publication                                        | replaced by its row, except for its lists; |
@@ -88,6 +90,7 @@ class DdlChange:
     """Children of touched tables that the command left as they are."""
     written_columns: frozenset[tuple[RelationId, int]]
     respelled_tables: frozenset[RelationId]
+    rekeyed_tables: frozenset[RelationId]
     described_tables: frozenset[RelationId]
     """Tables with generated columns whose memberships were added: a row filter may read the expressions."""
     touched_publications: frozenset[int]
@@ -119,6 +122,7 @@ def parse_ddl_change(content: bytes | str) -> DdlChange:
         partitions=_relation_ids(parsed.partitions),
         written_columns=frozenset((RelationId(oid), attnum) for oid, attnum in parsed.written_columns),
         respelled_tables=_relation_ids(parsed.respelled_tables),
+        rekeyed_tables=_relation_ids(parsed.rekeyed_tables),
         described_tables=_relation_ids(parsed.described_tables),
         touched_publications=frozenset(parsed.touched_publications),
         schemas_of=frozenset(parsed.schemas_of),
@@ -182,12 +186,11 @@ def _filtered(publications: Iterable[Publication]) -> set[RelationId]:
 
 def _merge_tables(catalog: PublisherCatalog, change: DdlChange) -> dict[RelationId, Table]:
     tables: dict[RelationId, Table] = {}
-    respelled = change.respelled_tables | change.described_tables
     for relation, table in catalog.tables.items():
         if relation in change.touched_tables:
             continue
-        if relation in respelled and relation in change.tables:
-            tables[relation] = _respell(table, change.tables[relation])
+        if relation in change.tables:
+            tables[relation] = _merge_mentioned(table, change.tables[relation], change)
         elif table.parent not in change.touched_tables or relation in change.partitions:
             tables[relation] = table
         elif not _is_unlogged_leaf(table):
@@ -211,6 +214,11 @@ def _merge_touched(previous: Table | None, new: Table, change: DdlChange) -> Tab
     return dataclasses.replace(new, columns=tuple(map(column, new.columns)))
 
 
+def _merge_mentioned(table: Table, new: Table, change: DdlChange) -> Table:
+    """What the message says of a table that it does not replace."""
+    return _rekey(table, new) if table.id in change.rekeyed_tables else _respell(table, new)
+
+
 def _respell(table: Table, new: Table) -> Table:
     """The table with new schema and type names; parts that have changed otherwise stay as they are."""
     spellings = {_structure(column): column for column in new.columns}
@@ -218,6 +226,23 @@ def _respell(table: Table, new: Table) -> Table:
         table,
         name=QualifiedName(new.name.schema, table.name.name),
         columns=tuple(spellings.get(_structure(column), column) for column in table.columns),
+    )
+
+
+def _rekey(table: Table, new: Table) -> Table:
+    """The table with new keys, by the names that their columns have in it."""
+    names = {column.attnum: column.name for column in table.columns}
+    attnums = {column.name: column.attnum for column in new.columns}
+
+    def key(columns: Iterable[str]) -> tuple[str, ...]:
+        # A catalog that was read later may not have the column any more.
+        return tuple(names[attnums[column]] for column in columns if attnums[column] in names)
+
+    is_same_kind = table.replica_identity is new.replica_identity
+    return dataclasses.replace(
+        table,
+        primary_key=key(new.primary_key),
+        key_columns=key(new.key_columns) if is_same_kind else table.key_columns,
     )
 
 

@@ -81,6 +81,7 @@ class DdlChangeContent(_Strict):
     partitions: tuple[Oid, ...] = ()
     written_columns: tuple[tuple[Oid, Attnum], ...] = ()
     respelled_tables: tuple[Oid, ...] = ()
+    rekeyed_tables: tuple[Oid, ...] = ()
     described_tables: tuple[Oid, ...] = ()
     touched_publications: tuple[Oid, ...] = ()
     removed_memberships: tuple[tuple[Oid, Oid], ...] = ()

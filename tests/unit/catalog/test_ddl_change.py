@@ -262,6 +262,31 @@ def test_respelled_table_gets_new_schema_and_type_names() -> None:
     assert actual.tables.keys() == known().tables.keys()
 
 
+def test_rekeyed_table_gets_new_keys_under_the_names_that_its_columns_have() -> None:
+    """Another transaction has meanwhile renamed a column and set the identity of one of the two tables."""
+    root, plain = (
+        dataclasses.replace(each, key_columns=(), primary_key=())
+        for each in (table(ROOT, "s.root", "key a b", is_partitioned=True), table(PLAIN, "s.plain"))
+    )
+    plain = dataclasses.replace(plain, replica_identity=ReplicaIdentity.FULL)
+    before = dataclasses.replace(known(), tables={**known().tables, root.id: root, plain.id: plain})
+    change = parse_ddl_change(
+        message(
+            rekeyed_tables=[ROOT, PLAIN],
+            tables=[table_row(ROOT, "root", kind="p"), table_row(PLAIN, "plain")],
+            columns=[*column_rows(ROOT), *column_rows(PLAIN)],
+        )
+    )
+
+    changed = apply_ddl_change(before, change)
+
+    rekeyed = {
+        root.id: dataclasses.replace(root, key_columns=("key",), primary_key=("key",)),
+        plain.id: dataclasses.replace(plain, primary_key=("id",)),
+    }
+    assert changed == dataclasses.replace(before, tables={**before.tables, **rekeyed})
+
+
 def test_full_catalog_removes_other_objects() -> None:
     changed = after(
         whole=True,

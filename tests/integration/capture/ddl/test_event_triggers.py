@@ -300,6 +300,16 @@ def test_changes_of_one_object_by_two_transactions_are_kept(source: Source, comm
             "alter index lone attach partition lone_bud",
             "alter publication p add table sprig",
         ),
+        (
+            "create table quiet (id int primary key)",
+            "grant select on leaf to cdc_replay_somebody; alter table root replica identity full",
+            "alter publication p add table leaf where (id > 2)",
+        ),
+        (
+            "alter table only sprig add primary key (id); alter table bud add primary key (id)",
+            "alter index sprig_pkey attach partition bud_pkey",
+            "alter publication p add table sprig",
+        ),
     ],
 )
 def test_tables_that_other_transactions_have_altered_are_not_reported(
