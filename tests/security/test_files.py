@@ -61,11 +61,18 @@ def open_umask() -> Iterator[None]:
     os.umask(before)
 
 
+def paths_below(folder: Path) -> list[Path]:
+    """What is in a folder, however deep; unlike rglob, whatever a JVM that ends removes meanwhile."""
+    return sorted(
+        Path(parent, name) for parent, folders, files in os.walk(folder) for name in (*folders, *files)
+    )
+
+
 def open_to_others(folder: Path) -> list[str]:
     """What is in a folder, however deep, and has permissions for others."""
     opened = []
-    for path in sorted(folder.rglob("*")):
-        with contextlib.suppress(FileNotFoundError):  # a JVM that ends removes its folder
+    for path in paths_below(folder):
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
             mode = path.lstat().st_mode
             if not stat.S_ISLNK(mode) and mode & 0o077:
                 opened.append(f"{path.relative_to(folder)} {stat.filemode(mode)}")
@@ -156,7 +163,7 @@ def test_whole_run_leaves_no_file_readable_by_others(
     assert session == ([], [])
     assert [answer.get("error") for answer in answers] == [None] * 5
     assert subscriber.rows("select count(*) from t") == [(2,)]
-    assert list(folder.rglob("latest.html"))
+    assert any(path.name == "latest.html" for path in paths_below(folder))
     assert open_to_others(folder) == []
     assert read_by_another_user(folder) == []
 
