@@ -55,7 +55,7 @@ def ready(cli: CommandLine) -> None:
 
 
 def test_usage_errors_exit_with_2(cli: CommandLine) -> None:
-    cli.fails(2, "replay", says=["Missing argument 'SUBSCRIPTION...'"])
+    cli.fails(2, "replay", says=["Missing argument 'SUBSCRIPTION'"])
     cli.fails(2, "setup", "pub", "--force", says=["No such option: --force"])
     cli.fails(2, "rewind", says=["No such command 'rewind'"])
     cli.fails(2, "capture", "pub", "--to-lsn", "12", says=['invalid WAL position: "12"', "0/16B3748"])
