@@ -36,6 +36,8 @@ from cdc_replay.postgres.connection import Connection, cancel_statement, transla
 from cdc_replay.postgres.identifiers import commas
 from cdc_replay.subscriber.owners import (
     CANNOT_BECOME,
+    FORCED_ON_OWNER,
+    UNFORCE,
     ActingRole,
     Rights,
     hold_schemas,
@@ -450,21 +452,21 @@ def act_on(
 
 
 def _hides_rows(target: TargetTable, owner: str) -> TargetMismatch:
-    return TargetMismatch(
-        f'table "{target.name}" of the subscriber: row-level security is forced on its owner "{owner}"',
-        hint="Give the owner BYPASSRLS, or set the table to NO FORCE ROW LEVEL SECURITY.",
-        rule="R8.21",
-        table=(target.name.schema, target.name.name),
-    )
+    return _mismatch(target, f": {FORCED_ON_OWNER.format(owner=owner)}", UNFORCE)
 
 
 def _given_away(target: TargetTable) -> TargetMismatch:
-    return TargetMismatch(
-        f'table "{target.name}" of the subscriber was given to another role, or its owner lost rights',
-        hint="Run the command again: this transaction was rolled back.",
-        rule="R8.21",
-        table=(target.name.schema, target.name.name),
+    return _mismatch(
+        target,
+        " was given to another role, or its owner lost rights",
+        "Run the command again: this transaction was rolled back.",
     )
+
+
+def _mismatch(target: TargetTable, problem: str, hint: str) -> TargetMismatch:
+    name = target.name
+    message = f'table "{name}" of the subscriber{problem}'
+    return TargetMismatch(message, hint=hint, rule="R8.21", table=(name.schema, name.name))
 
 
 def _refused(target: TargetTable) -> MissingPrivilege:

@@ -200,6 +200,10 @@ CANNOT_BECOME: Final = (
 )
 """The remedies for a table whose owner our role may not become."""
 
+FORCED_ON_OWNER: Final = 'row-level security is forced on its owner "{owner}"'
+UNFORCE: Final = "Give the owner BYPASSRLS, or set the table to NO FORCE ROW LEVEL SECURITY."
+"""The problem of a table whose owner does not see all rows, and the remedies."""
+
 
 class Rights(enum.Enum):
     """With whose rights statements on a table run; see the table above."""

@@ -9,7 +9,7 @@ from typing import Final
 from cdc_replay.errors import TargetMismatch
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.subscriber.owners import CANNOT_BECOME, Rights
+from cdc_replay.subscriber.owners import CANNOT_BECOME, FORCED_ON_OWNER, UNFORCE, Rights
 from cdc_replay.subscriber.target_tables import TargetTable
 
 _CHANGED: Final = """
@@ -140,8 +140,8 @@ def _rights_problems(name: QualifiedName, table: TargetTable) -> Iterator[_Targe
     elif table.acting.rights.runs_as_owner and table.acting.forces_row_security:
         yield _TargetProblem(
             name,
-            f'row-level security is forced on its owner "{owner}"',
-            "Give the owner BYPASSRLS, or set the table to NO FORCE ROW LEVEL SECURITY.",
+            FORCED_ON_OWNER.format(owner=owner),
+            UNFORCE,
             "R8.21",
         )
     elif table.row_security and not table.acting.rights.runs_as_owner:

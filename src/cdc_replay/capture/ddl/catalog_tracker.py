@@ -21,6 +21,7 @@ which bounds the work of readers. All of it is written before the commit of its 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -62,7 +63,7 @@ class _DdlMessage:
 class PullCatalogs:
     """The catalog rows that a pull adds to the log, and the catalogs `before` it, if known, and after it.
 
-    `between` builds the catalogs of the pull's range.
+    `between` builds the catalogs of the pull's range, once.
     """
 
     added: tuple[CatalogRow, ...]
@@ -165,6 +166,7 @@ class CatalogTracker:
             added += _checkpoint([*self._versions, *added])
         history = CatalogHistory([*self._versions, *added])
 
+        @functools.cache
         def between() -> tuple[PublisherCatalog, ...]:
             return tuple(history.within(pull).values()) if parsed else ()
 
