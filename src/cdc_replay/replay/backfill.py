@@ -333,8 +333,9 @@ def _tables_to_upsert(
 ) -> dict[int, SubscribedTable]:
     """The tables where an UPDATE that was sent proves that the row exists, or that are to be filled.
 
-    If UPDATEs of rows are published whose INSERT is not (another filter, or another publish action), an
-    UPDATE that matches no row is skipped, as natively (R3.5, R8.4).
+    If rows were not copied (`copy_data: false`), or UPDATEs of rows are published whose INSERT is not
+    (another filter, or another publish action), an UPDATE that matches no row is skipped, as natively (R3.5,
+    R8.4).
 
     Raises:
         SubscriberNotReady: if a table that is to be repaired has no key.
@@ -346,7 +347,10 @@ def _tables_to_upsert(
             hint="Choose the other tables with `--table`, and copy these again with"
             f" `cdc-replay snapshot {destination.subscription.name} --table`.",
         )
-    unproven = {route.target.index for route in routes.routes if not _updates_prove_rows(route)}
+    is_copied = destination.subscription.copy_data
+    unproven = {
+        route.target.index for route in routes.routes if not (is_copied and _updates_prove_rows(route))
+    }
     if is_repair or not unproven:
         return {table.index: table for table in routes.tables if table.index not in unproven}
     with connect(destination.dsn, purpose=f"backfill {destination.subscription.name}") as connection:

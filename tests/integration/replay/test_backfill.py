@@ -163,6 +163,36 @@ def test_another_database_gets_the_range_as_it_was(history: History) -> None:
     assert shared(history.ours) == STATES[4]
 
 
+def test_update_of_a_row_that_was_not_copied_inserts_none(twin: Twin) -> None:
+    """R8.4: with `copy_data: false` the rows before the subscription are not there, and stay away."""
+    twin.publisher.run("""
+        create table t (id int primary key, a int);
+        create publication p for table t; insert into t values (1, 0), (2, 0)
+    """)
+    twin.subscribe("s", "p", tables=TABLES, copy_data=False)
+    twin.sync()
+    begin = twin.position()
+    twin.publish("insert into t values (3, 0);\nupdate t set a = 1 where id > 1")
+    middle = twin.position()
+    twin.publish("update t set a = a + 1;\nupdate t set id = 5 where id = 1")
+    end = twin.position()
+    twin.sync()
+    assert twin.rows("s", "t") == [(3, 2, None)]
+
+    twin.pairs["s"].ours.run("delete from t where id = 3")
+    backfill(twin.config, "s", str(begin), str(end))
+    assert twin.rows("s", "t") == [(3, 2, None)]
+
+    other = twin.database(TABLES)
+    other.run("insert into t values (3, 1)")
+    backfill(twin.config, "s", str(middle), str(end), into=other.dsn)
+    assert shared(other) == [(3, 2)]
+    # Empty tables get whatever the range writes whole.
+    empty = twin.database(TABLES)
+    backfill(twin.config, "s", str(middle), str(end), into=empty.dsn)
+    assert shared(empty) == [(2, 2), (3, 2), (5, 1)]
+
+
 def test_range_may_be_given_by_timestamps(history: History) -> None:
     """Up to the last transaction that was committed by then."""
     database = history.twin.database(TABLES)
