@@ -334,8 +334,8 @@ def _tables_to_upsert(
     """The tables where an UPDATE that was sent proves that the row exists, or that are to be filled.
 
     If rows were not copied (`copy_data: false`), or UPDATEs of rows are published whose INSERT is not
-    (another filter, or another publish action), an UPDATE that matches no row is skipped, as natively (R3.5,
-    R8.4).
+    (another filter, also an earlier one, or another publish action), an UPDATE that matches no row is
+    skipped, as natively (R3.5, R8.4, R9.12).
 
     Raises:
         SubscriberNotReady: if a table that is to be repaired has no key.
@@ -347,10 +347,12 @@ def _tables_to_upsert(
             hint="Choose the other tables with `--table`, and copy these again with"
             f" `cdc-replay snapshot {destination.subscription.name} --table`.",
         )
-    is_copied = destination.subscription.copy_data
-    unproven = {
-        route.target.index for route in routes.routes if not (is_copied and _updates_prove_rows(route))
-    }
+    unproven = {table.index for table in routes.tables if not destination.subscription.copy_data}
+    first_filters: dict[int, object] = {}
+    for route in routes.routes:
+        target, filters = route.target.index, route.published.filters[PublishAction.INSERT]
+        if not _updates_prove_rows(route) or first_filters.setdefault(target, filters) != filters:
+            unproven.add(target)
     if is_repair or not unproven:
         return {table.index: table for table in routes.tables if table.index not in unproven}
     with connect(destination.dsn, purpose=f"backfill {destination.subscription.name}") as connection:

@@ -193,6 +193,29 @@ def test_update_of_a_row_that_was_not_copied_inserts_none(twin: Twin) -> None:
     assert shared(empty) == [(2, 2), (3, 2), (5, 1)]
 
 
+def test_update_of_a_row_that_a_filter_excluded_before_inserts_none(twin: Twin) -> None:
+    """R9.12: a filter that is widened within the range brings no existing row, and no UPDATE of one does."""
+    twin.publisher.run("""
+        create table t (id int primary key, a int);
+        create publication p for table t where (id < 10); insert into t values (1, 0), (11, 0)
+    """)
+    twin.subscribe("s", "p", tables=TABLES)
+    twin.sync()
+    begin = twin.position()
+    twin.publish("update t set a = 1;\nalter publication p set table t where (id < 20);\nupdate t set a = 2")
+    end = twin.position()
+    twin.sync()
+    assert twin.rows("s", "t") == [(1, 2, None)]
+
+    backfill(twin.config, "s", str(begin), str(end))
+    assert twin.rows("s", "t") == [(1, 2, None)]
+
+    other = twin.database(TABLES)
+    other.run("insert into t values (1, 0)")
+    backfill(twin.config, "s", str(begin), str(end), into=other.dsn)
+    assert shared(other) == [(1, 2)]
+
+
 def test_range_may_be_given_by_timestamps(history: History) -> None:
     """Up to the last transaction that was committed by then."""
     database = history.twin.database(TABLES)
