@@ -322,6 +322,49 @@ def test_an_answer_that_the_owner_forges_stops_only_its_subscription(twin: Twin,
     assert twin.pairs["u"].ours.rows("table t") == [(1, "a")]
 
 
+def forge(answer: str) -> str:
+    """The statement by which the owner's code answers for a statement of ours."""
+    return (
+        "execute format('insert into %s values (0, %L)', (select oid::regclass from pg_class where relname"
+        f" like 'answer%' and relnamespace = pg_my_temp_schema()), '{answer}')"
+    )
+
+
+UNREADABLE: Final = {
+    "infinite": ("before delete", '{"deleted": 1e999, "u": 0, "us": null, "d": 0, "ds": null}'),
+    "no column": ("statistics", "{}"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_an_answer_that_is_no_count_stops_only_its_subscription(
+    twin: Twin, owner: Stranger, kind: str
+) -> None:
+    """Of deleted rows, by a trigger; of rows that have an inserted key, by a function that planning calls."""
+    table = "create table t (id int primary key, v text)"
+    twin.publisher.run(f"{table}; insert into t values (1, 'a'); create publication p for table t")
+    place, answer = UNREADABLE[kind]
+    code = f"create trigger fires {place} on t for each row {TRIGGER}"
+    script = CODE_IN["statistics"] if place == "statistics" else f"{table}; {code}"
+    twin.subscribe("s", "p", tables=own(owner, script), native=False, on_conflict="skip")
+    twin.subscribe("u", "p", tables=table, native=False)
+    twin.sync_ours()
+    twin.pairs["s"].ours.run(
+        "create or replace function own.attack() returns text language plpgsql as $$ begin"
+        f" {forge(answer)}; return 'x'; exception when others then return 'x'; end $$;"
+        "create or replace function own.fires() returns trigger language plpgsql as $$ begin"
+        " perform own.attack(); return old; end $$"
+    )
+    twin.publisher.run("insert into t values (2, 'b')" if place == "statistics" else "delete from t")
+
+    results = {result.subscription: result.replay.error for result in twin.sync_ours()}
+
+    assert f'code in tables of "{owner.name}"' in str(results["s"])
+    assert results["u"] is None
+    expected = [(1, "a"), (2, "b")] if place == "statistics" else []
+    assert twin.pairs["u"].ours.rows("select id, v from t order by id") == expected
+
+
 def test_an_error_that_the_owner_forges_stops_only_its_subscription(twin: Twin, owner: Stranger) -> None:
     """Its DETAIL looks like that of a constraint, and shows no row."""
     table = "create table t (v int, id int primary key)"

@@ -444,7 +444,8 @@ def act_on(
     sessions.confirm()
     try:
         yield sessions
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+        # The answer may have been any JSON, such as a row without columns or an infinite number.
         if (forged := sessions.forged_answer()) is None:
             raise
         raise forged from error
