@@ -175,8 +175,8 @@ class SentChanges:
     catalog index.
     """
 
-    kinds: frozenset[tuple[int, int, str]]
-    truncated: frozenset[tuple[RelationId, int]]
+    kinds: frozenset[tuple[int, int, str]] = frozenset()
+    truncated: frozenset[tuple[RelationId, int]] = frozenset()
 
 
 def end_before(

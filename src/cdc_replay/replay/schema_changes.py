@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 
+from cdc_replay.changelog.queries import SentChanges
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName, RelationId
 from cdc_replay.replay.route.routes import Route, Routes
@@ -32,7 +33,7 @@ from cdc_replay.subscriber.target_tables import TargetTable
 def schema_limits(
     window: Window, routes: Routes, targets: Mapping[QualifiedName, TargetTable]
 ) -> Iterator[Limit]:
-    """The relation versions with columns that a target lacks, and those that cannot be folded together.
+    """What has columns that a target lacks, and the relation versions that cannot be folded together.
 
     A table that was copied in the meantime is ahead of the others: only its later changes count.
     """
@@ -41,11 +42,20 @@ def schema_limits(
         by_table.setdefault(route.target.index, []).append(route)
     for table_routes in by_table.values():
         since = Window(max(table_routes[0].target.applied_lsn, window.after), window.upto)
-        unfit = frozenset(route.relation.version for route in table_routes if _lacks_columns(route, targets))
+        unfit = [route for route in table_routes if _lacks_columns(route, targets)]
         if unfit:
-            yield Limit(EndReason.MISSING_COLUMN, since, unfit)
+            fitting = [route for route in table_routes if route not in unfit]
+            versions = frozenset(route.relation.version for route in unfit)
+            yield Limit(EndReason.MISSING_COLUMN, since, versions, _unfit_truncates(unfit, fitting))
         for versions in _foldable_versions(table_routes):
             yield Limit(EndReason.UNFOLDABLE, since, versions)
+
+
+def _unfit_truncates(unfit: Iterable[Route], fitting: Iterable[Route]) -> SentChanges | None:
+    """The TRUNCATEs that no fitting route takes: a native worker opens the table, and stops (R8.1)."""
+    truncated = {route.truncate for route in unfit if route.publishes_truncate}
+    truncated.difference_update(route.truncate for route in fitting)
+    return SentChanges(truncated=frozenset(truncated)) if truncated else None
 
 
 def already_applied(limits: Iterable[Limit], ends: Mapping[Limit, Lsn]) -> frozenset[int]:

@@ -45,7 +45,7 @@ class WindowEnd:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Changes before which a window ends: those of `versions` of relations, or `sent`.
+    """Changes before which a window ends: those of `versions` of relations, and `sent`.
 
     The log answers up to which LSN `window` has none of them.
     """

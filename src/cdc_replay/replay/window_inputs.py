@@ -108,10 +108,12 @@ def read_unread(change_log: ChangeLog, inputs: WindowInputs, unread: Unread) -> 
 
 
 def _find_end(change_log: ChangeLog, limit: Limit) -> Lsn:
+    window = limit.window
+    end = change_log.last_lsn_without(window, limit.versions) if limit.versions else window.upto
     if limit.sent is None:
-        return change_log.last_lsn_without(limit.window, limit.versions)
+        return end
     catalogs = CatalogVersions.from_positions(catalog_history(change_log).positions)
-    return change_log.end_before(limit.window, limit.sent, catalogs)
+    return min(end, change_log.end_before(window, limit.sent, catalogs))
 
 
 def _read_tables(session: SubscriptionSession, upto: Lsn) -> TableSurvey:

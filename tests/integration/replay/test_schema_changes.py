@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cdc_replay.commands.resume import resume
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.model.relation import QualifiedName
 from fixtures.twin import Twin
@@ -249,6 +250,31 @@ def test_window_ends_where_the_subscriber_lacks_columns(
 
     assert twin.rows("s", "t") == twin.publisher.rows(f"select {columns} from t order by t::text")
     assert twin.rows("s", "u") == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("policy", ["table", "subscription"])
+@pytest.mark.parametrize("before", ["", "insert into t values (2, 2);"], ids=["alone", "after a row"])
+def test_truncate_waits_for_the_columns_that_its_table_lacks(twin: Twin, before: str, policy: str) -> None:
+    """R8.1: a native worker opens the table, and stops; the rows go once the table has the columns again."""
+    tables = "create table t (id int primary key, a int); create table u (id int primary key)"
+    twin.publisher.run(f"{tables}; create publication p for table t, u; insert into t values (1, 1)")
+    twin.subscribe("s", "p", tables=tables, on_failure=policy)
+    twin.sync()
+    sides = twin.pairs["s"].ours, twin.pairs["s"].native
+    for side in sides:
+        side.run("alter table t rename column a to gone")
+    twin.publish(f"{before} truncate t, u; insert into u values (9)")
+    (synced,) = twin.sync_ours()
+    assert 'missing column "a"' in (synced.replay.error or str(twin.states("s")))
+
+    for side in sides:
+        side.run("alter table t rename column gone to a")
+    if policy == "table":
+        resume(twin.config, "s", tables=[QualifiedName("public", "t")])
+    twin.sync()
+
+    assert twin.rows("s", "t") == []
+    assert twin.rows("s", "u") == [(9,)]
 
 
 def test_subscription_that_stops_early_does_not_stop_another(twin: Twin) -> None:

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from cdc_replay.changelog.queries import LogSummary
+from cdc_replay.changelog.queries import LogSummary, SentChanges
 from cdc_replay.errors import PublicationRefused, TargetMismatch
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.publication import PublisherCatalog
@@ -68,6 +68,8 @@ class World:
     """Changes (commit LSN, relation version) of a log, and tables of a subscriber by applied LSN."""
 
     changes: Sequence[tuple[int, Relation]]
+    truncates: Sequence[tuple[int, Relation]] = field(default=(), kw_only=True)
+    """TRUNCATEs, with the version that the relation had."""
     tables: Mapping[TargetTable, int] = field(default_factory=lambda: {target(91, "t", "id a b"): 0})
     present: Sequence[TargetTable] = ()
     """Tables that are not subscribed to."""
@@ -102,7 +104,7 @@ class World:
         window = Window(min(lagging.values(), default=end.lsn), end.lsn)
         known = tuple(self._known(t, lsn) for t, lsn in self.tables.items())
         targets = {t.name: t for t in self.tables if t.name in lagging}
-        seen = [(lsn, sent) for lsn, sent in self.changes if Lsn(lsn) in window]
+        seen = [(lsn, sent) for lsn, sent in (*self.changes, *self.truncates) if Lsn(lsn) in window]
         rewrites = {RelationId(oid): tuple(map(Lsn, lsns)) for oid, lsns in self.rewrites.items()}
         return WindowInputs(
             SubscriptionSession(Subscription("shop", "pub", tuple(self.catalog.publications)), "", NOBODY),
@@ -129,14 +131,15 @@ class World:
         )
 
     def _find(self, limit: Limit) -> Lsn:
-        versions = limit.versions
-        if limit.sent is not None:
-            versions = frozenset(version for version, _, _ in limit.sent.kinds)
-        seen = [(Lsn(lsn), sent.version) for lsn, sent in self.changes if Lsn(lsn) in limit.window]
-        first = min((lsn for lsn, version in seen if version in versions), default=None)
+        sent = limit.sent or SentChanges()
+        versions = limit.versions | {version for version, _, _ in sent.kinds}
+        found = [lsn for lsn, change in self.changes if change.version in versions]
+        found += [lsn for lsn, truncated in self.truncates if (truncated.id, 0) in sent.truncated]
+        first = min((lsn for lsn in found if Lsn(lsn) in limit.window), default=None)
         if first is None:
             return limit.window.upto
-        return max((lsn for lsn, _ in seen if lsn < first), default=limit.window.after)
+        seen = [Lsn(lsn) for lsn, _ in (*self.changes, *self.truncates) if Lsn(lsn) in limit.window]
+        return max((lsn for lsn in seen if lsn.value < first), default=limit.window.after)
 
 
 NARROW = {target(91, "t", "id a"): 0}
@@ -197,6 +200,28 @@ def test_column_that_the_target_lacks_ends_the_window_before_the_change() -> Non
 def test_first_transaction_with_a_missing_column_is_an_error() -> None:
     with pytest.raises(TargetMismatch, match='missing column "b"'):
         World([(10, NEW), (20, NEW)], NARROW).first_window()
+
+
+def test_truncate_of_a_table_that_lacks_a_column_ends_the_window_before_it() -> None:
+    """R8.1: a native worker opens the table for it, as for a row."""
+    world = World([(10, OTHER)], tables={**NARROW, target(92, "u", "id a"): 0}, truncates=[(20, NEW)])
+
+    assert world.first_end() == (10, EndReason.MISSING_COLUMN)
+    assert 'missing column "b"' in str(world.first_window().stops_at_error)
+
+
+def test_truncate_is_not_held_by_columns_that_come_after_it() -> None:
+    """It has no relation version (R1.1): another one under the same catalog fits."""
+    world = World([(10, OLD), (30, NEW)], NARROW, truncates=[(20, OLD)])
+
+    assert world.first_end() == (20, EndReason.MISSING_COLUMN)
+
+
+def test_truncate_that_a_table_was_copied_with_needs_no_column() -> None:
+    tables = {target(91, "t", "id a"): 50, target(92, "u", "id a"): 0}
+    planned = World([(10, OTHER)], tables, truncates=[(20, NEW)]).first_window()
+
+    assert planned.window == Window(Lsn(0), Lsn(100))
 
 
 def test_changes_that_a_table_was_copied_with_need_no_column() -> None:

@@ -65,7 +65,7 @@ class RouteIndex:
         """Of these routes; there must be one."""
         all_routes = list(routes)
         rows = dict.fromkeys((route.relation.version, route.catalog_version) for route in all_routes)
-        truncates = dict.fromkeys((route.relation.id, route.catalog_version) for route in all_routes)
+        truncates = dict.fromkeys(route.truncate for route in all_routes)
         return cls(
             rows=_PairIndex.from_ids({pair: entry for entry, pair in enumerate(rows)}),
             truncates=_PairIndex.from_ids({pair: entry for entry, pair in enumerate(truncates, len(rows))}),
@@ -85,7 +85,7 @@ class RouteIndex:
         """The route id by entry, -1 where there is none; the last element is for entry -1."""
         route_ids = np.full(self.count + 1, -1, dtype=np.int64)
         rows = _columns((route.relation.version, route.catalog_version) for route in routes)
-        truncates = _columns((route.relation.id, route.catalog_version) for route in routes)
+        truncates = _columns(route.truncate for route in routes)
         for entries in (self.rows.lookup(*rows), self.truncates.lookup(*truncates)):
             route_ids[entries] = [route.route_id for route in routes]
         return route_ids

@@ -194,16 +194,9 @@ class Router:
 
 
 def _published_kinds(route: Route) -> tuple[bool, ...]:
-    """By kind of change, whether the route publishes it.
-
-    A TRUNCATE passes iff it is published for the relation and this is its own published relation (R2.13); row
-    filters do not matter (R3.12). The log names leaves and partitioned tables alike (R2.14), so one rule
-    serves both: a leaf that is published as an ancestor is never truncated alone; the ancestor is, if the
-    message names it.
-    """
-    published = route.published
-    insert, update, delete, truncate = (action in published.actions for action in _ACTIONS)
-    return insert, update, delete, truncate and published.table.id == published.leaf
+    """By kind of change, whether the route publishes it."""
+    insert, update, delete, _ = (action in route.published.actions for action in _ACTIONS)
+    return insert, update, delete, route.publishes_truncate
 
 
 def _columns(route: Route) -> tuple[Positions, int]:

@@ -57,6 +57,22 @@ class Route:
     """The columns of the target that these changes have: column lists can change between them (R9.10)."""
 
     @property
+    def truncate(self) -> tuple[RelationId, int]:
+        """What TRUNCATEs are routed by: they have no relation version (R1.1)."""
+        return self.relation.id, self.catalog_version
+
+    @property
+    def publishes_truncate(self) -> bool:
+        """Whether a TRUNCATE passes: it is published, and for this very relation (R2.13).
+
+        Row filters do not matter (R3.12). The log names leaves and partitioned tables alike (R2.14), so one
+        rule serves both: a leaf that is published as an ancestor is never truncated alone; the ancestor is,
+        if the message names it.
+        """
+        is_own = self.published.table.id == self.published.leaf
+        return is_own and PublishAction.TRUNCATE in self.published.actions
+
+    @property
     def refusal(self) -> str | None:
         """Why an UPDATE or DELETE cannot find its row on the subscriber; None where it can (R8.6, R8.7)."""
         if self.relation.replica_identity is ReplicaIdentity.FULL:
