@@ -299,15 +299,11 @@ def _merge_memberships(
     for relation, membership in new.items():
         if relation not in change.respelled_tables:
             memberships[relation] = membership
-        elif relation in memberships and _filter_tree(memberships[relation]) == _filter_tree(membership):
+        elif relation in memberships and memberships[relation].filter_tree == membership.filter_tree:
             memberships[relation] = dataclasses.replace(
                 memberships[relation], row_filter=membership.row_filter
             )
     return memberships
-
-
-def _filter_tree(membership: Membership) -> str | None:
-    return None if membership.row_filter is None else membership.row_filter.node_tree
 
 
 def _relation_ids(oids: Iterable[int]) -> frozenset[RelationId]:

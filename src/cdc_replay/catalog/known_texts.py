@@ -45,7 +45,8 @@ def _with_known_filters(
     known = {
         relation: replace(membership, row_filter=former.memberships[relation].row_filter)
         for relation, membership in unprinted.items()
-        if relation in former.memberships and _tree(former.memberships[relation]) == _tree(membership)
+        if relation in former.memberships
+        and former.memberships[relation].filter_tree == membership.filter_tree
     }
     return replace(publication, memberships={**publication.memberships, **known})
 
@@ -59,7 +60,3 @@ def _with_known_columns(table: Table, known: Table) -> Table:
         for column in table.columns
     )
     return replace(table, columns=columns)
-
-
-def _tree(membership: Membership) -> str | None:
-    return None if membership.row_filter is None else membership.row_filter.node_tree

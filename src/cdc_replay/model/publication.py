@@ -63,6 +63,11 @@ class Membership:
     is_exception: bool = False
     """19: the table and its partitions are *not* in this publication FOR ALL TABLES (R2.18)."""
 
+    @property
+    def filter_tree(self) -> str | None:
+        """The node tree of the row filter; None: there is none."""
+        return None if self.row_filter is None else self.row_filter.node_tree
+
 
 @dataclass(frozen=True, slots=True)
 class Publication:
