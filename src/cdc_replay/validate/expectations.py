@@ -22,7 +22,7 @@ report shows as an error, not as a difference.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -94,14 +94,19 @@ def table_comparison(frame: pd.DataFrame, relation: str) -> TableComparison:
     )
 
 
-def _evaluate(
-    execution_engine: PandasExecutionEngine,
-    metric_domain_kwargs: Mapping[str, object],
-    metric_value_kwargs: Mapping[str, str],
-    **_: object,
-) -> TableComparison:
-    frame, _, _ = execution_engine.get_compute_domain(metric_domain_kwargs, domain_type="table")
-    return table_comparison(frame, metric_value_kwargs["relation"])
+def of_frame(read: Callable[[pd.DataFrame, str], object]) -> Callable[..., object]:
+    """The value of a metric of Great Expectations: what `read` finds in the frame about a table."""
+
+    def evaluate(
+        execution_engine: PandasExecutionEngine,
+        metric_domain_kwargs: Mapping[str, object],
+        metric_value_kwargs: Mapping[str, str],
+        **_: object,
+    ) -> object:
+        frame, _, _ = execution_engine.get_compute_domain(metric_domain_kwargs, domain_type="table")
+        return read(frame, metric_value_kwargs["relation"])
+
+    return evaluate
 
 
 class TableComparisonMetric(TableMetricProvider):  # type: ignore[misc] # no types for Great Expectations
@@ -109,7 +114,7 @@ class TableComparisonMetric(TableMetricProvider):  # type: ignore[misc] # no typ
 
     metric_name = METRIC
     value_keys = ("relation",)
-    _pandas = metric_value(engine=PandasExecutionEngine)(_evaluate)
+    _pandas = metric_value(engine=PandasExecutionEngine)(of_frame(table_comparison))
 
 
 @dataclass(frozen=True, slots=True)

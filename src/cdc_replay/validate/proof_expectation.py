@@ -8,11 +8,10 @@ younger proof. The comparison frame (`suites.comparison_frame`) has one row for 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc_replay.model.duration import duration_in_words
-from cdc_replay.validate.expectations import Judgement, TableNotCompared
+from cdc_replay.validate.expectations import Judgement, TableNotCompared, of_frame
 from cdc_replay.validate.gx import BatchExpectation, PandasExecutionEngine, TableMetricProvider, metric_value
 from cdc_replay.validate.verdict import CheckKind
 
@@ -51,22 +50,12 @@ def judge_age(age: float, max_age_seconds: float) -> Judgement:
     )
 
 
-def _evaluate(
-    execution_engine: PandasExecutionEngine,
-    metric_domain_kwargs: Mapping[str, object],
-    metric_value_kwargs: Mapping[str, str],
-    **_: object,
-) -> float:
-    frame, _, _ = execution_engine.get_compute_domain(metric_domain_kwargs, domain_type="table")
-    return proof_age(frame, metric_value_kwargs["relation"])
-
-
 class ProofAgeMetric(TableMetricProvider):  # type: ignore[misc] # no types for Great Expectations
     """`proof_age` as a metric."""
 
     metric_name = METRIC
     value_keys = ("relation",)
-    _pandas = metric_value(engine=PandasExecutionEngine)(_evaluate)
+    _pandas = metric_value(engine=PandasExecutionEngine)(of_frame(proof_age))
 
 
 class ExpectProofToBeRecent(BatchExpectation):  # type: ignore[misc] # no types for Great Expectations
