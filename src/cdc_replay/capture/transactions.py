@@ -48,6 +48,7 @@ from cdc_replay.capture.plain_transactions import TransactionRun, split_runs
 from cdc_replay.capture.spool import limit_memory
 from cdc_replay.capture.truncate_rows import truncated_relations
 from cdc_replay.changelog.prepared_transactions import PreparedKey, PreparedTransactions
+from cdc_replay.changelog.queries import first_messages
 from cdc_replay.errors import DecodingFailed, InvalidMessage
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.relation import Relation, RelationId
@@ -385,9 +386,7 @@ class TransactionAssembler:
 
     def _count(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            # A message outside of any transaction has no commit time and does not count as one (R9.13).
-            first = pc.and_(pc.equal(batch["seq"], 0), pc.is_valid(batch["commit_time"]))
-            self.counts.transactions += first.true_count
+            self.counts.transactions += first_messages(batch).true_count
             self.counts.messages += batch.num_rows
             self.counts.bytes += pc.sum(pc.binary_length(batch["message"])).as_py() or 0
             self.catalog_messages += catalog_messages(batch)

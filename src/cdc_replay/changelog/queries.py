@@ -74,7 +74,7 @@ def logged_commits(groups: Iterable[RowGroup], window: Window) -> Iterator[Commi
     """The transactions of `window` in these row groups, in order."""
     for group in groups:
         table = read_columns(group, ("commit_lsn", "commit_time", "xid", "seq"), window)
-        for row in table.filter(_first_messages(table)).to_pylist():
+        for row in table.filter(first_messages(table)).to_pylist():
             yield CommittedTransaction(Lsn(row["commit_lsn"]), row["commit_time"], row["xid"])
 
 
@@ -98,7 +98,7 @@ class _Count:
     def add(self, table: pa.Table) -> None:
         """Count the rows of one row group."""
         self.messages += table.num_rows
-        self.transactions += pc.sum(_first_messages(table)).as_py() or 0
+        self.transactions += pc.sum(first_messages(table)).as_py() or 0
         if (oldest := pc.min(table["commit_time"]).as_py()) is not None:
             self.commit_times.append(oldest)
         are_logical = _are_logical(table)
@@ -217,9 +217,9 @@ def _sent_truncates(
             yield commit_lsn
 
 
-def _first_messages(table: pa.Table) -> pa.ChunkedArray:
-    """Which rows begin a transaction; a non-transactional message has no commit time (R9.13)."""
-    return pc.and_(pc.equal(table["seq"], 0), pc.is_valid(table["commit_time"]))
+def first_messages(rows: pa.Table | pa.RecordBatch) -> pa.Array | pa.ChunkedArray:
+    """Which rows of LOG begin a transaction; a non-transactional message has no commit time (R9.13)."""
+    return pc.and_(pc.equal(rows["seq"], 0), pc.is_valid(rows["commit_time"]))
 
 
 def relation_versions(groups: Iterable[RowGroup], window: Window) -> frozenset[int]:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_replay.changelog.queries import first_messages
 from cdc_replay.changelog.segment import EVERYTHING, RESTORE, RowGroup, read_row_group
 from cdc_replay.errors import ChangeLogDamaged, InvalidMessage
 from cdc_replay.model.lsn import Lsn
@@ -74,12 +75,11 @@ class RowReader:
                 hint=RESTORE,
                 rule=error.rule,
             ) from error
-        begins = pc.and_(pc.equal(batch["seq"], 0), pc.is_valid(batch["commit_time"]))
         return RowGroupSummary(
             group,
             batch["commit_lsn"].to_numpy(),
             batch["seq"].to_numpy(),
-            pc.sum(begins).as_py() or 0,
+            first_messages(batch).true_count,
             pc.sum(pc.binary_length(batch["message"])).as_py() or 0,
         )
 
