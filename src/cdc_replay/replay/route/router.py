@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_replay.arrow.arrays import Bools, Bytes, Int64s, distinct_ids, int_array, is_valid
+from cdc_replay.arrow.frame_schema import arrow_schema
 from cdc_replay.arrow.take import take_rows
 from cdc_replay.errors import SubscriberNotReady
 from cdc_replay.model.frames import ROUTED, ChangeKind
@@ -35,14 +36,7 @@ from cdc_replay.replay.route.routes import Route, Routes
 from cdc_replay.replay.route.tuples import LEAF, ColumnProjection
 from cdc_replay.replay.route.update_transformation import update_outcomes
 
-_ARROW_TYPES: Final = {
-    "bigint": pa.int64(),
-    "int": pa.int32(),
-    "boolean": pa.bool_(),
-    "string": pa.string(),
-    "array<string>": pa.list_(pa.string()),
-}
-ROUTED_SCHEMA: Final = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in ROUTED.columns])
+ROUTED_SCHEMA: Final = arrow_schema(ROUTED)
 """The columns of ROUTED in Arrow's types."""
 
 _ACTIONS: Final = (
