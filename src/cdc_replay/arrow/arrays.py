@@ -5,6 +5,8 @@ Arrays may have an offset, as slices of a batch do.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -45,6 +47,20 @@ def distinct_ids(ids: Int64s) -> Int64s:
     return np.flatnonzero(np.bincount(ids))
 
 
+def equal_runs(values: Int64s) -> Iterator[tuple[int, int]]:
+    """Start and end of each run of equal values."""
+    if len(values):
+        yield from itertools.pairwise([0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)])
+
+
+def big_endian(content: Bytes, starts: npt.NDArray[np.integer], width: int) -> Int64s:
+    """The big-endian integers of `width` bytes at `starts`; signed if `width` is 8 (R1.1)."""
+    values = np.zeros(len(starts), dtype=np.int64)
+    for byte in range(width):
+        values = values << 8 | content[starts + byte]
+    return values
+
+
 def text_buffers(array: pa.Array) -> tuple[Int32s, Bytes]:
     """Offsets (one more than elements) and bytes of an array of text or binary values."""
     _, offsets, data = array.buffers()
@@ -75,6 +91,13 @@ def string_array(offsets: Int32s, data: Bytes, valid: Bools) -> pa.StringArray:
     """Texts: text `i` is `data[offsets[i]:offsets[i + 1]]`, NULL unless `valid[i]`."""
     return pa.StringArray.from_buffers(
         len(valid), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data)), bitmap(valid)
+    )
+
+
+def letters(characters: Bytes) -> pa.StringArray:
+    """Texts of one ASCII character each."""
+    return string_array(
+        np.arange(len(characters) + 1, dtype=np.int32), characters, np.ones(len(characters), dtype=np.bool_)
     )
 
 

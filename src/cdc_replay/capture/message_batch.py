@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_replay.arrow.arrays import big_endian, letters
 from cdc_replay.changelog.segment import LOG_SCHEMA
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import Lsn
@@ -199,7 +200,7 @@ class MessageBatch:
         columns = [
             pa.array(self.subxid[positions]),
             pa.array(self.lsn[positions]),
-            _kind_column(kinds),
+            letters(kinds),
             pa.array(relation_ids, mask=~of_row),
             pa.array(versions, mask=~of_row),
             messages,
@@ -289,14 +290,6 @@ def buffers(data: pa.BinaryArray) -> tuple[npt.NDArray[np.uint8], Ints]:
     return np.frombuffer(content or b"", dtype=np.uint8), starts.astype(np.int64)
 
 
-def big_endian(content: npt.NDArray[np.uint8], offsets: Ints, width: int) -> Ints:
-    """The big-endian integers of `width` bytes at `offsets`; signed if `width` is 8 (R1.1)."""
-    values = np.zeros(len(offsets), dtype=np.int64)
-    for byte in range(width):
-        values = values << 8 | content[offsets + byte]
-    return values
-
-
 def _uint32_after_kind(content: npt.NDArray[np.uint8], starts: Ints, where: npt.NDArray[np.bool_]) -> Ints:
     """The uint32 after the first byte of the messages selected by `where`, 0 for the others."""
     values = np.zeros(len(starts), dtype=np.int64)
@@ -309,10 +302,3 @@ def _relation_ids(messages: pa.BinaryArray, of_row: npt.NDArray[np.bool_]) -> In
     if (np.diff(offsets)[of_row] < _RELATION_END).any():
         raise InvalidMessage("change without relation", rule="R1.2")
     return _uint32_after_kind(content, offsets[:-1], of_row)
-
-
-def _kind_column(kinds: npt.NDArray[np.uint8]) -> pa.StringArray:
-    offsets = np.arange(len(kinds) + 1, dtype=np.int32)
-    return pa.StringArray.from_buffers(
-        len(kinds), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(kinds))
-    )

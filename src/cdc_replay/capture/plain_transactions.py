@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cdc_replay.arrow.arrays import big_endian
 from cdc_replay.capture.message_batch import (
     Ints,
     MessageBatch,
     RelationVersions,
     TransactionStamps,
-    big_endian,
     buffers,
     expand_ranges,
 )

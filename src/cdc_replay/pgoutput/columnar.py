@@ -21,7 +21,17 @@ from typing import Final, Never
 import numpy as np
 import pyarrow as pa
 
-from cdc_replay.arrow.arrays import Bools, Bytes, Int32s, Int64s, bitmap, int_array, text_buffers
+from cdc_replay.arrow.arrays import (
+    Bools,
+    Bytes,
+    Int32s,
+    Int64s,
+    int_array,
+    offsets_from_lengths,
+    string_array,
+    text_buffers,
+    text_lists,
+)
 from cdc_replay.arrow.frame_schema import arrow_schema
 from cdc_replay.arrow.version_index import CatalogVersions
 from cdc_replay.errors import InvalidMessage
@@ -32,7 +42,6 @@ from cdc_replay.pgoutput.kernels import HEADER_BYTES, Fault, copy_values, locate
 from cdc_replay.pgoutput.messages import MessageType, Truncate, TupleKind
 from cdc_replay.pgoutput.reader import decode
 
-_VALUES: Final = pa.list_(pa.string())
 CHANGES_SCHEMA: Final = arrow_schema(CHANGES)
 """The columns of CHANGES in Arrow's types."""
 
@@ -253,37 +262,25 @@ class _Tuples:
         Nothing exceeds 32 bits: each column takes at least a byte of a message, and the messages of a batch
         are an Arrow array with 32-bit offsets.
         """
-        offsets = np.zeros(len(starts) + 1, dtype=np.int32)
-        np.cumsum(np.where(starts > 0, counts, 0), out=offsets[1:])
+        offsets = offsets_from_lengths(np.where(starts > 0, counts, 0))
         kinds = np.empty(offsets[-1], dtype=np.uint8)
         value_offsets = np.zeros(len(kinds) + 1, dtype=np.int32)
         values = np.empty(text_bytes, dtype=np.uint8)
         copy_values(data, starts, offsets, kinds, value_offsets, values)
-        array = pa.StringArray.from_buffers(
-            len(kinds), pa.py_buffer(value_offsets), pa.py_buffer(values), bitmap(kinds == _TEXT)
-        )
-        return cls(data, starts, offsets, kinds, array)
+        return cls(data, starts, offsets, kinds, string_array(value_offsets, values, kinds == _TEXT))
 
     def tuple_kinds(self) -> pa.StringArray:
         """K, O or N per row, NULL where there is no tuple."""
         sent = self.starts > 0
-        offsets = np.zeros(len(sent) + 1, dtype=np.int32)
-        np.cumsum(sent, out=offsets[1:])
-        tuple_kinds = self.data[self.starts[sent]]
-        return pa.StringArray.from_buffers(
-            len(sent), pa.py_buffer(offsets), pa.py_buffer(tuple_kinds), bitmap(sent)
-        )
+        return string_array(offsets_from_lengths(sent.astype(np.int32)), self.data[self.starts[sent]], sent)
 
     def value_lists(self) -> pa.ListArray:
         """The values per row, NULL where there is no tuple."""
-        buffers = [bitmap(self.starts > 0), pa.py_buffer(self.offsets)]
-        return pa.Array.from_buffers(_VALUES, len(self.starts), buffers, children=[self.values])
+        return text_lists(self.offsets, self.values, self.starts > 0)
 
     def kind_texts(self) -> pa.StringArray:
         """One character per value and row, NULL where there is no tuple."""
-        return pa.StringArray.from_buffers(
-            len(self.starts), pa.py_buffer(self.offsets), pa.py_buffer(self.kinds), bitmap(self.starts > 0)
-        )
+        return string_array(self.offsets, self.kinds, self.starts > 0)
 
     def first_invalid_utf8(self) -> tuple[int, int] | None:
         """Row and position in `data` of the first value that is not UTF-8."""

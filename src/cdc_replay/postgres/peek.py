@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
+from cdc_replay.arrow.arrays import big_endian, offsets_from_lengths
 from cdc_replay.errors import PublicationMissing
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.connection import Connection
@@ -219,28 +220,17 @@ def _ended_early(libpq: psycopg.pq.abc.PGconn) -> psycopg.Error:
 
 def _raw_messages(rows: bytes, sizes: Sequence[int]) -> RawMessages:
     """Consecutive rows of COPY BINARY, as columns."""
-    offsets = np.zeros(len(sizes) + 1, dtype=np.int32)
-    np.cumsum(sizes, out=offsets[1:])
+    offsets = offsets_from_lengths(np.array(sizes, dtype=np.int64))
     content = np.frombuffer(rows, dtype=np.uint8)
     whole = pa.BinaryArray.from_buffers(
         pa.binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(rows)]
     )
     starts = offsets[:-1]
     return RawMessages(
-        lsn=_big_endian(content, starts + _LSN_OFFSET, 8),
-        xid=_big_endian(content, starts + _XID_OFFSET, 4),
+        lsn=big_endian(content, starts + _LSN_OFFSET, 8),
+        xid=big_endian(content, starts + _XID_OFFSET, 4),
         data=pc.binary_slice(whole, start=_DATA_OFFSET, stop=_NO_END),
     )
-
-
-def _big_endian(
-    content: npt.NDArray[np.uint8], positions: npt.NDArray[np.int32], width: int
-) -> npt.NDArray[np.int64]:
-    """The unsigned integers of `width` bytes that start at `positions`."""
-    values = np.zeros(len(positions), dtype=np.int64)
-    for byte in range(width):
-        values = values << 8 | content[positions + byte]
-    return values
 
 
 @contextlib.contextmanager

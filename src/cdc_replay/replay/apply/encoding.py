@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from cdc_replay.arrow.arrays import Int64s, ascii_bytes
+from cdc_replay.arrow.arrays import Int64s, ascii_bytes, equal_runs
 from cdc_replay.model.frames import NetKind
 from cdc_replay.replay.apply.conflicts import key_text, unknown_value
 from cdc_replay.replay.apply.stage_table import StageTable
@@ -134,10 +133,8 @@ def contingent_attempt(attempt: int) -> int:
 def _by_target(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
     for batch in batches:
         targets = batch["target"].to_numpy()
-        borders = [0, *(np.flatnonzero(np.diff(targets)) + 1).tolist(), len(targets)]
-        for start, end in itertools.pairwise(borders):
-            if start < end:
-                yield int(targets[start]), batch.slice(start, end - start)
+        for start, end in equal_runs(targets):
+            yield int(targets[start]), batch.slice(start, end - start)
 
 
 def _csv(rows: pa.RecordBatch, table: StageTable, attempt: int, counts: _StagedCounts) -> memoryview:

@@ -14,7 +14,6 @@ needs no more memory than one with three.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -23,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.arrow.arrays import Int64s, int_array
+from cdc_replay.arrow.arrays import Int64s, equal_runs, int_array
 from cdc_replay.arrow.take import take_rows
 from cdc_replay.model.frames import ChangeKind, NetKind
 from cdc_replay.model.subscription import ConflictPolicy
@@ -126,10 +125,8 @@ class RunFolder:
 def fold_batch(batch: pa.RecordBatch, rules: FoldRules) -> Iterator[pa.RecordBatch]:
     """The net changes (OUTPUT) of whole runs (INPUT)."""
     targets = int_array(batch["target"])
-    borders = [0, *(np.flatnonzero(np.diff(targets)) + 1).tolist(), len(targets)]
-    for start, end in itertools.pairwise(borders):
-        if start < end:
-            yield from _fold_target(batch.slice(start, end - start), int(targets[start]), rules)
+    for start, end in equal_runs(targets):
+        yield from _fold_target(batch.slice(start, end - start), int(targets[start]), rules)
 
 
 def _fold_target(batch: pa.RecordBatch, target: int, rules: FoldRules) -> Iterator[pa.RecordBatch]:
@@ -183,9 +180,8 @@ def combine_map_side(
     targets = int_array(batch["target"])[order]
     ordered = take_rows(batch, order[np.argsort(targets, kind="stable")])
     targets = int_array(ordered["target"])
-    borders = [0, *(np.flatnonzero(np.diff(targets)) + 1).tolist(), len(targets)]
     combined: list[pa.RecordBatch] = []
-    for start, end in itertools.pairwise(borders):
+    for start, end in equal_runs(targets):
         target = int(targets[start])
         runs = RunBatch.from_batch(
             ordered.slice(start, end - start), target in rules.truncated, target in rules.keyless

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import collections
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from cdc_replay.arrow.arrays import int_array
+from cdc_replay.arrow.arrays import equal_runs, int_array
 from cdc_replay.model.frames import ConflictKind
 from cdc_replay.model.subscription import ConflictPolicy
 from cdc_replay.replay.compact.fold_frames import changes_in, net_batch, net_rows
@@ -69,9 +66,8 @@ def contingent_changes(
     changes: pa.RecordBatch, *, policy: ConflictPolicy, is_keyed: bool
 ) -> ContingentChanges:
     """Changes (INPUT) of one target, in which those of one lineage are adjacent."""
-    lineages = int_array(changes["lineage"])
-    borders = [0, *(np.flatnonzero(np.diff(lineages)) + 1).tolist(), len(lineages)]
-    runs = [list(changes_in(changes.slice(start, end - start))) for start, end in itertools.pairwise(borders)]
+    lineages = equal_runs(int_array(changes["lineage"]))
+    runs = [list(changes_in(changes.slice(start, end - start))) for start, end in lineages]
     return ContingentChanges(changes["target"][0].as_py(), runs, policy, is_keyed)
 
 

@@ -23,7 +23,7 @@ from typing import Final, Self
 import numpy as np
 import pyarrow as pa
 
-from cdc_replay.arrow.arrays import Bools, Bytes, Int64s, distinct_ids, int_array, is_valid
+from cdc_replay.arrow.arrays import Bools, Bytes, Int64s, distinct_ids, int_array, is_valid, letters
 from cdc_replay.arrow.frame_schema import arrow_schema
 from cdc_replay.arrow.take import take_rows
 from cdc_replay.errors import SubscriberNotReady
@@ -170,7 +170,7 @@ class Router:
             tuples = tuples.with_leaves(self.leaves)
         arrays = {
             "target": pa.array(self.targets[routes], pa.int32()),
-            "kind": _letters(outcomes),
+            "kind": letters(outcomes),
             "transformed": pa.array(was_update & ~stays_update),
             "search_key": tuples.rows_before(rows, routes, self.identity, included=finds).lists,
             "new_key": tuples.new_rows(rows, routes, self.identity, included=has_row, fill=has_row).lists,
@@ -202,10 +202,3 @@ def _columns(route: Route) -> tuple[Positions, int]:
 def _identity(route: Route) -> tuple[Positions, int]:
     key = positions(route.relation, route.target.identity)
     return (*key, LEAF) if route.target.is_per_leaf else key, len(route.relation.columns)
-
-
-def _letters(kinds: Bytes) -> pa.StringArray:
-    offsets = np.arange(len(kinds) + 1, dtype=np.int32)
-    return pa.StringArray.from_buffers(
-        len(kinds), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(kinds))
-    )
