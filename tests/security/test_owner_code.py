@@ -333,6 +333,7 @@ def forge(answer: str) -> str:
 UNREADABLE: Final = {
     "infinite": ("before delete", '{"deleted": 1e999, "u": 0, "us": null, "d": 0, "ds": null}'),
     "no column": ("statistics", "{}"),
+    "half a character": ("before delete", '{"deleted": 1, "u": 1, "us": [["\\ud800"]], "d": 0, "ds": null}'),
 }
 
 

@@ -222,7 +222,10 @@ class AsOwner:
         """As `TargetSession`; values have their JSON types."""
         _, result = self._call(statement, "returning" if changes else "select")
         # Not a dict: columns may have equal names.
-        return [json.loads(line, object_pairs_hook=_values) for line in result.split("\n")] if result else []
+        rows = [json.loads(line, object_pairs_hook=_values) for line in result.split("\n")] if result else []
+        # JSON that the owner's code wrote may have half a character: then nothing could write the error.
+        json.dumps(rows, ensure_ascii=False).encode()
+        return rows
 
     def stream(self, query: sql.Composed, columns: LiteralString) -> Iterator[tuple[Any, ...]]:
         """As `TargetSession`."""
@@ -445,7 +448,7 @@ def act_on(
     try:
         yield sessions
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
-        # The answer may have been any JSON, such as a row without columns or an infinite number.
+        # The answer may have been any JSON: a row without columns, an infinite number, half a character.
         if (forged := sessions.forged_answer()) is None:
             raise
         raise forged from error
