@@ -8,6 +8,7 @@ later. It is in the native subscriber's table, too, and both must hold the same 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -385,3 +386,31 @@ def test_an_error_that_the_owner_forges_stops_only_its_subscription(twin: Twin, 
     assert "never" in str(results["s"])
     assert results["u"] is None
     assert twin.pairs["u"].ours.rows("table t") == [(1, 1)]
+
+
+def test_code_that_never_returns_keeps_no_rows_from_others(twin: Twin, owner: Stranger) -> None:
+    """The other subscription's window is applied meanwhile; an administrator ends the owner's session."""
+    table = "create table t (id int primary key, v text)"
+    twin.publisher.run(f"{table}; create publication p for table t")
+    fires = f"create trigger fires before insert on t for each row {TRIGGER}"
+    twin.subscribe("s", "p", tables=own(owner, f"{table}; {fires}"), native=False)
+    twin.subscribe("u", "p", tables=table, native=False)
+    twin.sync_ours()
+    ours = twin.pairs["s"].ours
+    ours.run(
+        "create or replace function own.fires() returns trigger language plpgsql as $$ begin"
+        " loop perform pg_sleep(60); end loop; end $$"
+    )
+    twin.publisher.run("insert into t values (1, 'a')")
+    with ThreadPoolExecutor(1) as executor:
+        synced = executor.submit(twin.sync_ours)
+        try:
+            twin.wait_for_ids("u", 1)
+        finally:
+            ours.run(
+                "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+                " where datname = current_database() and wait_event = 'PgSleep'"
+            )
+        results = {result.subscription: result.replay.error for result in synced.result()}
+
+    assert results["u"] is None
