@@ -51,13 +51,6 @@ def schema_limits(
             yield Limit(EndReason.UNFOLDABLE, since, versions)
 
 
-def _unfit_truncates(unfit: Iterable[Route], fitting: Iterable[Route]) -> SentChanges | None:
-    """The TRUNCATEs that no fitting route takes: a native worker opens the table, and stops (R8.1)."""
-    truncated = {route.truncate for route in unfit if route.publishes_truncate}
-    truncated.difference_update(route.truncate for route in fitting)
-    return SentChanges(truncated=frozenset(truncated)) if truncated else None
-
-
 def already_applied(limits: Iterable[Limit], ends: Mapping[Limit, Lsn]) -> frozenset[int]:
     """The relation versions that do not fit their tables, whose changes the tables have already."""
     versions: set[int] = set()
@@ -65,6 +58,13 @@ def already_applied(limits: Iterable[Limit], ends: Mapping[Limit, Lsn]) -> froze
         if limit.reason is EndReason.MISSING_COLUMN and ends[limit] == limit.window.upto:
             versions |= limit.versions
     return frozenset(versions)
+
+
+def _unfit_truncates(unfit: Iterable[Route], fitting: Iterable[Route]) -> SentChanges | None:
+    """The TRUNCATEs that no fitting route takes: a native worker opens the table, and stops (R8.1)."""
+    truncated = {route.truncate for route in unfit if route.publishes_truncate}
+    truncated.difference_update(route.truncate for route in fitting)
+    return SentChanges(truncated=frozenset(truncated)) if truncated else None
 
 
 def _foldable_versions(routes: Iterable[Route]) -> Iterator[frozenset[int]]:
