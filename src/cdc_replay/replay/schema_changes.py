@@ -42,11 +42,11 @@ def schema_limits(
         by_table.setdefault(route.target.index, []).append(route)
     for table_routes in by_table.values():
         since = Window(max(table_routes[0].target.applied_lsn, window.after), window.upto)
-        unfit = [route for route in table_routes if _lacks_columns(route, targets)]
+        unfit = {route.route_id: route for route in table_routes if _lacks_columns(route, targets)}
         if unfit:
-            fitting = [route for route in table_routes if route not in unfit]
-            versions = frozenset(route.relation.version for route in unfit)
-            yield Limit(EndReason.MISSING_COLUMN, since, versions, _unfit_truncates(unfit, fitting))
+            fitting = (route for route in table_routes if route.route_id not in unfit)
+            versions = frozenset(route.relation.version for route in unfit.values())
+            yield Limit(EndReason.MISSING_COLUMN, since, versions, _unfit_truncates(unfit.values(), fitting))
         for versions in _foldable_versions(table_routes):
             yield Limit(EndReason.UNFOLDABLE, since, versions)
 
