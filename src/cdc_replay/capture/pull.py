@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from cdc_replay.capture.change_origins import LocalChanges, can_filter_origins, read_local_changes
-from cdc_replay.capture.ddl.catalog_tracker import CatalogTracker
+from cdc_replay.capture.ddl.catalog_tracker import CatalogTracker, PullCatalogs
 from cdc_replay.capture.ddl.event_triggers import EVENT_TRIGGERS, read_secret
 from cdc_replay.capture.ddl.message_code import MessageFilter
 from cdc_replay.capture.ownership import check_ownership
@@ -255,8 +255,7 @@ class _Puller:
             pull_catalogs = self._catalogs.catalogs_for_pull(
                 Window(after, end), assembler.catalog_messages, assembler.described_relations
             )
-            pull = PullRange(after, end, pull_catalogs.before, pull_catalogs.now, pull_catalogs.between)
-            roots = self._root_peeks.read(pull, assembler)
+            roots = self._root_peeks.read(self._pull_range(after, end, pull_catalogs), assembler)
             segments, root_counts = merge_root_truncates(self._log, segments, roots)
             failpoint("capture.after_roots")
             # If another reader moved the slot since the previous pull, this peek missed changes.
@@ -282,6 +281,11 @@ class _Puller:
             time.monotonic() - began,
         )  # fmt: skip
         return counts
+
+    def _pull_range(self, after: Lsn, upto: Lsn, catalogs: PullCatalogs) -> PullRange:
+        return PullRange(
+            after, upto, catalogs.before, catalogs.now, catalogs.between, self._catalogs.is_exact
+        )
 
     def _split_peek(self, window: Window, limit: int | None) -> SplitPeek:
         return SplitPeek(

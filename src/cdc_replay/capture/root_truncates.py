@@ -8,13 +8,14 @@ transaction, or at the end of the first peek (R1.23).
 
 | in the range                                        | detected by                                      |
 |-----------------------------------------------------|--------------------------------------------------|
-| TRUNCATE of a member with captured leaves           | a T on a partition in the first peek             |
+| TRUNCATE of a member with captured leaves           | Ts on all of them in the first peek              |
 | TRUNCATE of a member without leaves                 | the catalogs: the member may have had none       |
 | COMMIT PREPARED of a transaction that named members | what root peeks stored at PREPARE, see below     |
 
 Whether a relation is a partition, and whether a member has a leaf, is looked up in the catalogs from before
 to after the range. Without event triggers (`catalog_tracker`) only these two are known: a partition that is
-attached, truncated with its root and detached between two pulls is missed.
+attached, truncated with its root and detached between two pulls is missed. Therefore, and where the catalogs
+differ in a member's leaves, a T on one of them is enough for a peek.
 
 The TRUNCATEs of a prepared transaction are stored like its rows, in one folder per root publication, because
 the slot sends them once (R9.8). They are read when the range with COMMIT PREPARED is peeked.
@@ -42,11 +43,12 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import Segment
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.publication import Publication, PublisherCatalog, Table
+from cdc_replay.model.publication import Publication, PublishAction, PublisherCatalog, Table
 from cdc_replay.model.relation import Relation, RelationId
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.peek import PeekOptions, peek
-from cdc_replay.publication.partition_root import contains, excepts
+from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
+from cdc_replay.publication.partition_root import contains, excepts, publishes
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +69,8 @@ class RootTruncates:
 class PullRange:
     """The range of one pull, and the catalogs `before` (None if unknown) and after it (`now`).
 
-    `between` builds the known catalogs in between: many, after many DDL commands.
+    `between` builds the known catalogs in between: many, after many DDL commands. `is_exact`: there were no
+    others, since event triggers report each.
     """
 
     after: Lsn
@@ -75,6 +78,7 @@ class PullRange:
     before: PublisherCatalog | None
     now: PublisherCatalog
     between: Callable[[], Iterable[PublisherCatalog]]
+    is_exact: bool
 
     @property
     def catalogs(self) -> tuple[PublisherCatalog, ...]:
@@ -98,7 +102,7 @@ class RootPeeks:
         Raises:
             SlotMissing, SlotActive, SlotLost, PublicationMissing, MissingPrivilege: as for `peek`.
         """
-        may_have_root = names_a_partition(pull, first.truncated_in_peek) or has_unseen_root(pull)
+        may_have_root = may_name_a_member(pull, first.truncated_in_peek) or has_unseen_root(pull)
         # A publication may have had members only in between.
         catalogs = pull.catalogs if may_have_root else ()
         peeks = [
@@ -162,21 +166,36 @@ def merge_root_truncates(
     return merged, CaptureCounts(rows.transactions, rows.messages)
 
 
-def names_a_partition(pull: PullRange, truncated: Set[RelationId]) -> bool:
-    """Whether one of these relations is, or may have been, a partition of a member."""
+def may_name_a_member(pull: PullRange, truncated: Set[RelationId]) -> bool:
+    """Whether the statements that truncated these relations may have named a member, as far as Ts show it.
+
+    That statement truncates all of the member's leaves (R2.13).
+    """
     if pull.before is None or not truncated:
         return bool(truncated)
     catalogs = pull.catalogs
-    return any(_may_be_below_a_member(catalogs, relation) for relation in truncated)
+    if any(all(relation not in catalog.tables for catalog in catalogs) for relation in truncated):
+        return True
+    named = {member for catalog in catalogs for member in _members_above(catalog, truncated)}
+    return bool(named) and not (pull.is_exact and _all_kept_a_leaf(catalogs, named, truncated))
 
 
-def _may_be_below_a_member(catalogs: Sequence[PublisherCatalog], relation: RelationId) -> bool:
-    with_relation = [catalog for catalog in catalogs if relation in catalog.tables]
-    return not with_relation or any(
-        _is_member(catalog, name, ancestor)
-        for catalog in with_relation
-        for ancestor in catalog.ancestors(relation)
-        for name in ROOT_PUBLICATIONS
+def _members_above(catalog: PublisherCatalog, relations: Set[RelationId]) -> Iterator[RelationId]:
+    for relation in relations & catalog.tables.keys():
+        for ancestor in catalog.ancestors(relation):
+            if any(_is_member(catalog, name, ancestor) for name in ROOT_PUBLICATIONS):
+                yield ancestor.id
+
+
+def _all_kept_a_leaf(
+    catalogs: Sequence[PublisherCatalog], members: Set[RelationId], truncated: Set[RelationId]
+) -> bool:
+    """Whether each of these members has the same leaves in all catalogs, and one that was not truncated."""
+    first, *others = [_captured_leaves(catalog) for catalog in catalogs]
+    return all(
+        all(leaves.get(member) == first.get(member) for leaves in others)
+        and not first.get(member, frozenset()) <= truncated
+        for member in members
     )
 
 
@@ -195,10 +214,17 @@ def has_unseen_root(pull: PullRange) -> bool:
 
 
 def _captured_leaves(catalog: PublisherCatalog) -> dict[RelationId, frozenset[RelationId]]:
+    """By partitioned table the leaves below it whose TRUNCATEs the first peek receives."""
+    publication = catalog.publications.get(CAPTURE_PUBLICATIONS[PublishAction.TRUNCATE])
+    if publication is None:
+        return {}
     leaves: dict[RelationId, set[RelationId]] = {}
     for table in catalog.tables.values():
-        if table.parent is not None and not table.is_partitioned and table.is_publishable:
-            for ancestor in catalog.ancestors(table.id):
+        if table.parent is None or table.is_partitioned or not table.is_publishable:
+            continue
+        ancestors = catalog.ancestors(table.id)
+        if publishes(publication, table, ancestors):
+            for ancestor in ancestors:
                 leaves.setdefault(ancestor.id, set()).add(table.id)
     return {root: frozenset(relation_ids) for root, relation_ids in leaves.items()}
 

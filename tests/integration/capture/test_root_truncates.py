@@ -138,6 +138,54 @@ def test_no_root_peek_without_truncate_of_partition(
     assert second_peeks() == []
 
 
+def test_no_root_peek_if_a_leaf_was_not_truncated(
+    publisher: Database, set_up: SetUp, second_peeks: Callable[[], list[str]]
+) -> None:
+    """R2.13: TRUNCATE of a partitioned table truncates each of its leaves. `north` has one leaf only."""
+    publisher.run(TREE + f"create publication p for table root {VIA_ROOT}")
+    captured = set_up()
+    captured.install_event_triggers()
+    for _ in range(2):
+        publisher.run("insert into root values (1, 'n'), (1, 's'); delete from root")
+        captured.capture()
+    second_peeks()
+    expected: list[Row] = []
+    for statement, has_peek in (
+        ("truncate south", False),
+        ("truncate north", False),
+        ("truncate south; truncate north", True),
+        ("truncate root", True),
+        ("create table east partition of root for values in ('e')", False),
+        ("truncate north, south", False),
+    ):
+        publisher.run(statement)
+        captured.capture()
+        assert len(second_peeks()) == has_peek, statement
+    north: Row = ("T", {"north_1"})
+    expected = [("T", {"south"}), north, ("T", {"south"}), north, ("T", {"root", *LEAVES}), ("T", LEAVES)]
+    assert [row for row in content(captured) if row[0] == "T"] == expected
+
+
+def test_truncated_root_without_one_of_its_leaves_is_captured(publisher: Database, set_up: SetUp) -> None:
+    """The catalogs of before and after the range have the same leaves, but the root had fewer in between."""
+    publisher.run(TREE + f"create publication p for table root {VIA_ROOT}")
+    captured = set_up()
+    captured.install_event_triggers()
+    detach, attach = (
+        "alter table root detach partition south",
+        "alter table root attach partition south for values in ('s')",
+    )
+    for statements in (
+        "insert into root values (1, 'n')",
+        f"begin; {detach}; truncate root; {attach}; commit",
+        f"{detach}; truncate root; {attach}",
+        f"begin; savepoint a; {detach}; release a; truncate root; {attach}; commit",
+    ):
+        publisher.run(statements)
+        captured.capture()
+    assert [row for row in content(captured) if row[0] == "T"] == [("T", {"root", "north_1"})] * 3
+
+
 def test_no_root_peek_without_publication_via_root(
     publisher: Database, set_up: SetUp, second_peeks: Callable[[], list[str]]
 ) -> None:
