@@ -10,6 +10,7 @@ transaction, or at the end of the first peek (R1.23).
 |-----------------------------------------------------|--------------------------------------------------|
 | TRUNCATE of a member with captured leaves           | Ts on all of them in the first peek              |
 | TRUNCATE of a member without leaves                 | the catalogs: the member may have had none       |
+| PREPARE of a transaction with DDL                   | its messages: no catalog has its tree            |
 | COMMIT PREPARED of a transaction that named members | what root peeks stored at PREPARE, see below     |
 
 Whether a relation is a partition, and whether a member has a leaf, is looked up in the catalogs from before
@@ -43,7 +44,7 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import Segment
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.publication import Publication, PublishAction, PublisherCatalog, Table
+from cdc_replay.model.publication import PublishAction, PublisherCatalog, Table
 from cdc_replay.model.relation import Relation, RelationId
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.peek import PeekOptions, peek
@@ -104,11 +105,13 @@ class RootPeeks:
         """
         may_have_root = may_name_a_member(pull, first.truncated_in_peek) or has_unseen_root(pull)
         # A publication may have had members only in between.
-        catalogs = pull.catalogs if may_have_root else ()
+        catalogs = pull.catalogs if first.has_prepared_ddl or may_have_root else ()
+        # A prepared transaction may have created its members.
+        may_have_member = _has_contents if first.has_prepared_ddl else _has_members
         peeks = [
             self._peek(name, pull, first.truncated_in_peek)
             for name in ROOT_PUBLICATIONS
-            if any(_members(catalog, name) for catalog in catalogs)
+            if any(may_have_member(catalog, name) for catalog in catalogs)
             or self._has_stored(name, first.decided_xids)
         ]
         return RootTruncates(
@@ -234,9 +237,12 @@ def _all_members(catalog: PublisherCatalog) -> Iterator[Table]:
         yield from _members(catalog, name)
 
 
+def _has_members(catalog: PublisherCatalog, name: str) -> bool:
+    return bool(_members(catalog, name))
+
+
 def _members(catalog: PublisherCatalog, name: str) -> tuple[Table, ...]:
-    publication = catalog.publications.get(name)
-    if publication is None or _is_empty(publication):
+    if not _has_contents(catalog, name):
         return ()
     return tuple(
         table
@@ -254,5 +260,9 @@ def _is_member(catalog: PublisherCatalog, name: str, table: Table) -> bool:
     )
 
 
-def _is_empty(publication: Publication) -> bool:
-    return not (publication.all_tables or publication.schemas or publication.memberships)
+def _has_contents(catalog: PublisherCatalog, name: str) -> bool:
+    """Whether the publication has tables, or will have those that are created."""
+    publication = catalog.publications.get(name)
+    return publication is not None and bool(
+        publication.all_tables or publication.schemas or publication.memberships
+    )

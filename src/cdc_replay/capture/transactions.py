@@ -112,6 +112,8 @@ class TransactionAssembler:
         """The xids of prepared transactions whose outcome was sent, stored or not."""
         self.truncated_in_peek: set[RelationId] = set()
         """The relations truncated in this peek, including prepared transactions."""
+        self.has_prepared_ddl = False
+        """Whether a transaction that was prepared in this peek has messages of the event triggers."""
         self.catalog_messages: list[CatalogMessage] = []
         """The event triggers' messages of committed transactions."""
         self.described_relations: set[RelationId] = set()
@@ -347,7 +349,7 @@ class TransactionAssembler:
         transaction.spill(self._batch)
         stamp = TransactionStamp(message.end_lsn, message.prepare_time, transaction.xid, transaction.origin)
         key = PreparedKey(transaction.xid, message.end_lsn)
-        if self._prepared.store(key, map(self._finish_rows, number_rows(transaction.bodies(), stamp))):
+        if self._prepared.store(key, map(self._finish_prepared, number_rows(transaction.bodies(), stamp))):
             self._waiting[transaction.xid] = key
 
     def _emit_completed(self) -> Iterator[pa.RecordBatch]:
@@ -379,6 +381,10 @@ class TransactionAssembler:
         elif committed.prepared is not None:
             for batch in self._prepared.content(committed.prepared):
                 yield restamp_prepared(batch, committed.stamp)
+
+    def _finish_prepared(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        self.has_prepared_ddl |= next(catalog_messages(rows), None) is not None
+        return self._finish_rows(rows)
 
     def _finish_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         self.truncated_in_peek.update(truncated_relations(rows))

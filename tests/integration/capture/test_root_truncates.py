@@ -322,6 +322,40 @@ def test_truncates_of_prepared_transaction_are_stored_with_it(
     assert waiting.list_keys() == ()
 
 
+def test_truncate_is_stored_if_its_prepared_transaction_changed_the_tree(
+    publisher: Database, set_up: SetUp
+) -> None:
+    """R9.8: no catalog has the tree of a transaction that has not committed."""
+    publisher.run(f"{TREE}; drop table empty; create publication p for all tables {VIA_ROOT}")
+    captured = set_up(two_phase=True)
+    captured.install_event_triggers()
+    for _ in range(2):
+        publisher.run("insert into root values (1, 'n'); delete from root")
+        captured.capture()
+    north = "alter table north detach partition north_1"
+    south = "alter table root detach partition south"
+    south_again = "alter table root attach partition south for values in ('s')"
+    for name, statements in {
+        "without a leaf": f"{north}; {south}; truncate root",
+        "with one leaf fewer": f"{south}; truncate root; {south_again}",
+        "a new one": "create table fresh (id int) partition by range (id); truncate fresh",
+    }.items():
+        publisher.run(f"begin; {statements}; prepare transaction '{name}'")
+        captured.capture()
+        publisher.run(f"rollback prepared '{name}'")
+        publisher.run(f"begin; {statements}; prepare transaction '{name}'")
+        captured.capture()
+        publisher.run(f"commit prepared '{name}'")
+        captured.capture()
+        if name == "without a leaf":
+            north_again = "alter table north attach partition north_1 for values from (0) to (1000)"
+            publisher.run(f"{north_again}; {south_again}")
+            captured.capture()
+
+    truncated = [tables for kind, tables in content(captured) if kind == "T"]
+    assert truncated == [{"root"}, {"root", "north_1"}, {"fresh"}]
+
+
 @pytest.mark.parametrize(
     "failpoint",
     [f"capture.after_{step}" for step in ("peek", "segment", "roots", "commit", "advance")],
