@@ -15,8 +15,10 @@ transaction, or at the end of the first peek (R1.23).
 
 Whether a relation is a partition, and whether a member has a leaf, is looked up in the catalogs from before
 to after the range. Without event triggers (`catalog_tracker`) only these two are known: a partition that is
-attached, truncated with its root and detached between two pulls is missed. Therefore, and where the catalogs
-differ in a member's leaves, a T on one of them is enough for a peek.
+attached, truncated with its root and detached between two pulls is missed.
+
+A T on one leaf is enough for a peek without event triggers, or if the catalogs differ in the member's leaves:
+the member may have had that leaf alone.
 
 The TRUNCATEs of a prepared transaction are stored like its rows, in one folder per root publication, because
 the slot sends them once (R9.8). They are read when the range with COMMIT PREPARED is peeked.
