@@ -283,9 +283,7 @@ class _Puller:
         return counts
 
     def _pull_range(self, after: Lsn, upto: Lsn, catalogs: PullCatalogs) -> PullRange:
-        return PullRange(
-            after, upto, catalogs.before, catalogs.now, catalogs.between, self._catalogs.is_exact
-        )
+        return PullRange(after, upto, catalogs.before, catalogs.now, catalogs.between, catalogs.is_exact)
 
     def _split_peek(self, window: Window, limit: int | None) -> SplitPeek:
         return SplitPeek(

@@ -8,17 +8,13 @@ transaction, or at the end of the first peek (R1.23).
 
 | in the range                                        | detected by                                      |
 |-----------------------------------------------------|--------------------------------------------------|
-| TRUNCATE of a member with captured leaves           | Ts on all of them in the first peek              |
-| TRUNCATE of a member without leaves                 | the catalogs: the member may have had none       |
+| TRUNCATE of a member                                | Ts on all leaves that it has in some catalog     |
 | PREPARE of a transaction with DDL                   | its messages: no catalog has its tree            |
 | COMMIT PREPARED of a transaction that named members | what root peeks stored at PREPARE, see below     |
 
-Whether a relation is a partition, and whether a member has a leaf, is looked up in the catalogs from before
-to after the range. Without event triggers (`catalog_tracker`) only these two are known: a partition that is
-attached, truncated with its root and detached between two pulls is missed.
-
-A T on one leaf is enough for a peek without event triggers, or if the catalogs differ in the member's leaves:
-the member may have had that leaf alone.
+The catalogs are those from before to after the range. Without event triggers (`catalog_tracker`) only these
+two are known. Then a T on one leaf is enough: the member may have had that leaf alone in between. What is
+missed is a partition that is attached, truncated with its root and detached between two pulls.
 
 The TRUNCATEs of a prepared transaction are stored like its rows, in one folder per root publication, because
 the slot sends them once (R9.8). They are read when the range with COMMIT PREPARED is peeked.
@@ -105,7 +101,7 @@ class RootPeeks:
         Raises:
             SlotMissing, SlotActive, SlotLost, PublicationMissing, MissingPrivilege: as for `peek`.
         """
-        may_have_root = may_name_a_member(pull, first.truncated_in_peek) or has_unseen_root(pull)
+        may_have_root = may_have_truncated_a_member(pull, first.truncated_in_peek)
         # A publication may have had members only in between.
         catalogs = pull.catalogs if first.has_prepared_ddl or may_have_root else ()
         # A prepared transaction may have created its members.
@@ -171,50 +167,25 @@ def merge_root_truncates(
     return merged, CaptureCounts(rows.transactions, rows.messages)
 
 
-def may_name_a_member(pull: PullRange, truncated: Set[RelationId]) -> bool:
-    """Whether the statements that truncated these relations may have named a member, as far as Ts show it.
+def may_have_truncated_a_member(pull: PullRange, truncated: Set[RelationId]) -> bool:
+    """Whether a statement of the range may have named a member, if the first peek has Ts on `truncated`.
 
-    That statement truncates all of the member's leaves (R2.13).
+    Such a statement truncates all of the leaves that the member has then (R2.13), maybe none.
     """
-    if pull.before is None or not truncated:
-        return bool(truncated)
     catalogs = pull.catalogs
+    if pull.before is None:
+        return bool(truncated) or any(True for catalog in catalogs for _ in _all_members(catalog))
     if any(all(relation not in catalog.tables for catalog in catalogs) for relation in truncated):
         return True
-    named = {member for catalog in catalogs for member in _members_above(catalog, truncated)}
-    return bool(named) and not (pull.is_exact and _all_kept_a_leaf(catalogs, named, truncated))
-
-
-def _members_above(catalog: PublisherCatalog, relations: Set[RelationId]) -> Iterator[RelationId]:
-    for relation in relations & catalog.tables.keys():
-        for ancestor in catalog.ancestors(relation):
-            if any(_is_member(catalog, name, ancestor) for name in ROOT_PUBLICATIONS):
-                yield ancestor.id
-
-
-def _all_kept_a_leaf(
-    catalogs: Sequence[PublisherCatalog], members: Set[RelationId], truncated: Set[RelationId]
-) -> bool:
-    """Whether each of these members has the same leaves in all catalogs, and one that was not truncated."""
-    first, *others = [_captured_leaves(catalog) for catalog in catalogs]
-    return all(
-        all(leaves.get(member) == first.get(member) for leaves in others)
-        and not first.get(member, frozenset()) <= truncated
-        for member in members
-    )
-
-
-def has_unseen_root(pull: PullRange) -> bool:
-    """Whether a member may have been truncated without a T on a leaf: it had no leaf at some point."""
-    catalogs = pull.catalogs
+    captured = [_captured_leaves(catalog) for catalog in catalogs]
     members = {table.id for catalog in catalogs for table in _all_members(catalog)}
-    if pull.before is None or not members:
-        return bool(members)
-    leaves = [_captured_leaves(catalog) for catalog in catalogs]
+    over_time = [[leaves.get(member, frozenset()) for leaves in captured] for member in members]
+    if pull.is_exact:
+        return any(leaves <= truncated for versions in over_time for leaves in versions)
     return any(
-        before.get(member, frozenset()).isdisjoint(after.get(member, ()))
-        for before, after in itertools.pairwise(leaves)
-        for member in members
+        not truncated.isdisjoint(before | after) or before.isdisjoint(after)
+        for versions in over_time
+        for before, after in itertools.pairwise(versions)
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from cdc_replay.capture.ddl.event_triggers import EVENT_TRIGGERS
 from cdc_replay.capture.publications import ROOT_PUBLICATIONS
 from cdc_replay.capture.setup import setup_publisher
 from cdc_replay.errors import PublicationMissing
@@ -184,6 +185,23 @@ def test_truncated_root_without_one_of_its_leaves_is_captured(publisher: Databas
         publisher.run(statements)
         captured.capture()
     assert [row for row in content(captured) if row[0] == "T"] == [("T", {"root", "north_1"})] * 3
+
+
+def test_a_leaf_of_a_truncated_root_suffices_if_event_triggers_were_disabled(
+    publisher: Database, set_up: SetUp
+) -> None:
+    """The root has a leaf that was not truncated both before and after the range, but had none in between."""
+    publisher.run(TREE + f"create publication p for table root {VIA_ROOT}")
+    captured = set_up()
+    captured.install_event_triggers()
+    publisher.run("insert into root values (1, 'n')")
+    captured.capture()
+    publisher.run(";".join(f"alter event trigger {name} disable" for name in EVENT_TRIGGERS))
+    publisher.run("drop table south; truncate root")
+    publisher.run("create table east partition of root for values in ('e')")
+    publisher.run(";".join(f"alter event trigger {name} enable always" for name in EVENT_TRIGGERS))
+    captured.capture()
+    assert content(captured)[-1] == ("T", {"root", "north_1"})
 
 
 def test_no_root_peek_without_publication_via_root(

@@ -6,7 +6,7 @@ from collections.abc import Set
 
 import pytest
 
-from cdc_replay.capture.root_truncates import PullRange, may_name_a_member
+from cdc_replay.capture.root_truncates import PullRange, may_have_truncated_a_member
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import RelationId
@@ -27,7 +27,7 @@ TREE = catalog(*WITHOUT_SOUTH, SOUTH_OF_ROOT, publications=ROOTS)
 TREE_WITH_MIDDLE = catalog(*WITHOUT_SOUTH, SOUTH_OF_ROOT, publications=ROOTS_AND_MIDDLES)
 
 
-def may_name(
+def may_have_truncated(
     truncated: Set[int],
     *catalogs: PublisherCatalog,
     before: PublisherCatalog | None = TREE,
@@ -36,7 +36,7 @@ def may_name(
     """With these `catalogs` after `before`."""
     *between, now = catalogs or (TREE,)
     pull = PullRange(Lsn(1), Lsn(2), before, now, lambda: between, is_exact)
-    return may_name_a_member(pull, {RelationId(oid) for oid in truncated})
+    return may_have_truncated_a_member(pull, {RelationId(oid) for oid in truncated})
 
 
 @pytest.mark.parametrize(
@@ -53,30 +53,54 @@ def may_name(
 )
 def test_all_leaves_of_a_member_must_be_truncated(truncated: set[int], expected: bool) -> None:
     """Also by several statements. A relation that no catalog has may be anything."""
-    assert may_name(truncated) is expected
+    assert may_have_truncated(truncated) is expected
 
 
 @pytest.mark.parametrize(("truncated", "expected"), [({DEEP}, True), ({SOUTH}, False)])
 def test_a_member_below_another_one_has_fewer_leaves(truncated: set[int], expected: bool) -> None:
-    assert may_name(truncated, TREE_WITH_MIDDLE, before=TREE_WITH_MIDDLE) is expected
+    assert may_have_truncated(truncated, TREE_WITH_MIDDLE, before=TREE_WITH_MIDDLE) is expected
+
+
+FEWER = catalog(*WITHOUT_SOUTH, publications=ROOTS)
+EMPTY = catalog(table(ROOT, "s.root", is_partitioned=True), table(PLAIN, "s.plain"), publications=ROOTS)
 
 
 def test_a_leaf_of_a_member_suffices_without_event_triggers() -> None:
-    assert may_name({SOUTH}, is_exact=False)
-    assert not may_name({PLAIN}, is_exact=False)
+    assert may_have_truncated({SOUTH}, is_exact=False)
+    assert not may_have_truncated({PLAIN}, is_exact=False)
 
 
-def test_a_leaf_of_a_member_suffices_if_its_leaves_changed() -> None:
-    """In between only, too; a leaf that the capture publications do not contain is none of them."""
-    fewer = catalog(*WITHOUT_SOUTH, publications=ROOTS)
+def test_all_leaves_of_one_catalog_suffice() -> None:
+    """Also of one in between."""
+    assert may_have_truncated({DEEP}, FEWER, TREE)
+    assert may_have_truncated({DEEP}, FEWER)
+    assert may_have_truncated({DEEP}, TREE, before=FEWER)
+    assert not may_have_truncated({SOUTH}, FEWER, TREE)
+
+
+def test_leaves_that_are_not_captured_do_not_count() -> None:
     capture_of_deep = publication("cdc_replay_capture_t", listed(DEEP))
     uncaptured = catalog(*WITHOUT_SOUTH, SOUTH_OF_ROOT, publications=(capture_of_deep, ROOTS[1]))
-    assert may_name({DEEP}, fewer, TREE)
-    assert may_name({DEEP}, fewer)
-    assert may_name({DEEP}, TREE, before=fewer)
-    assert may_name({DEEP}, uncaptured, before=uncaptured)
+    assert may_have_truncated({DEEP}, uncaptured, before=uncaptured)
 
 
-def test_any_relation_suffices_if_no_earlier_catalog_is_known() -> None:
-    assert may_name({PLAIN}, before=None)
-    assert not may_name(set(), before=None)
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_a_member_without_leaves_needs_no_truncated_relation(is_exact: bool) -> None:
+    assert may_have_truncated(set(), EMPTY, TREE, is_exact=is_exact)
+    assert may_have_truncated(set(), before=EMPTY, is_exact=is_exact)
+    assert not may_have_truncated(set(), TREE, is_exact=is_exact)
+
+
+def test_without_event_triggers_a_member_that_exchanged_all_leaves_may_have_had_none() -> None:
+    south_alone = catalog(
+        table(ROOT, "s.root", is_partitioned=True), SOUTH_OF_ROOT, table(PLAIN, "s.plain"), publications=ROOTS
+    )
+    assert may_have_truncated(set(), south_alone, before=FEWER, is_exact=False)
+    assert not may_have_truncated(set(), south_alone, before=FEWER)
+
+
+def test_any_relation_or_member_suffices_if_no_earlier_catalog_is_known() -> None:
+    plain = catalog(table(PLAIN, "s.plain"), publications=(CAPTURED,))
+    assert may_have_truncated({PLAIN}, plain, before=None)
+    assert may_have_truncated(set(), before=None)
+    assert not may_have_truncated(set(), plain, before=None)

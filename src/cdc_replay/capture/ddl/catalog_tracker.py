@@ -63,13 +63,15 @@ class _DdlMessage:
 class PullCatalogs:
     """The catalog rows that a pull adds to the log, and the catalogs `before` it, if known, and after it.
 
-    `between` builds the catalogs of the pull's range, once.
+    `between` builds the catalogs of the pull's range, once. `is_exact`: event triggers have reported each of
+    them; one that they missed may have been read from the server.
     """
 
     added: tuple[CatalogRow, ...]
     before: PublisherCatalog | None
     now: PublisherCatalog
     between: Callable[[], tuple[PublisherCatalog, ...]]
+    is_exact: bool
     messages: tuple[_DdlMessage, ...]
     is_audited: bool
 
@@ -161,7 +163,8 @@ class CatalogTracker:
             added += audit.missed_changes((*self._unaudited, *parsed))
         before = self._before(pull.after)
         if self._now is not None and not added:
-            return PullCatalogs((), before, self._now, tuple, (), bool(audit))
+            return PullCatalogs((), before, self._now, tuple, self.is_exact, (), bool(audit))
+        is_exact = self.is_exact and len(added) == len(parsed)
         if parsed:
             added += _checkpoint([*self._versions, *added])
         history = CatalogHistory([*self._versions, *added])
@@ -170,7 +173,8 @@ class CatalogTracker:
         def between() -> tuple[PublisherCatalog, ...]:
             return tuple(history.within(pull).values()) if parsed else ()
 
-        return PullCatalogs(tuple(added), before, history.at(pull.upto), between, parsed, bool(audit))
+        now = history.at(pull.upto)
+        return PullCatalogs(tuple(added), before, now, between, is_exact, parsed, bool(audit))
 
     def commit_pull(self, pull: PullCatalogs) -> None:
         """Update the state after the pull was committed."""
