@@ -25,8 +25,9 @@ from urllib.parse import quote
 
 from airflow.sdk.bases.notifier import BaseNotifier
 
-from cdc_replay.airflow.alarm_watch import VariableMemory, base_url, task_scope, telling
+from cdc_replay.airflow.alarm_watch import VariableMemory, task_scope, telling
 from cdc_replay.airflow.connections import airflow_config
+from cdc_replay.airflow.links import base_url
 from cdc_replay.errors import (
     CdcReplayError,
     ChangeLogConflict,

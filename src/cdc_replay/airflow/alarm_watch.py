@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from airflow.sdk import BaseHook, Variable
-from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowNotFoundException, AirflowRuntimeError
 
 from cdc_replay.airflow.dag_ids import validate_dag
-from cdc_replay.airflow.links import PREFIX
+from cdc_replay.airflow.links import PREFIX, base_url
 from cdc_replay.errors import AlarmsNotRemembered, InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -146,8 +145,3 @@ def link_of(key: AlarmKey) -> str:
 
 
 _OF_VALIDATION: Final = ("not consistent", "proof age")
-
-
-def base_url() -> str:
-    """Airflow's address for people."""
-    return str(conf.get("api", "base_url", fallback="")).rstrip("/")

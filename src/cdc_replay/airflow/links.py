@@ -39,7 +39,7 @@ class ValidationReportLink(BaseOperatorLink):
         report = XCom.get_value(ti_key=ti_key, key=REPORT)
         if report is None:
             return ""
-        return f"{_base_url()}{PREFIX}/reports/{quote(report)}"
+        return f"{base_url()}{PREFIX}/reports/{quote(report)}"
 
 
 class WindowLink(BaseOperatorLink):
@@ -53,7 +53,7 @@ class WindowLink(BaseOperatorLink):
         if XCom.get_value(ti_key=ti_key, key=WINDOW) is None:
             return ""
         run = f"{quote(ti_key.dag_id, safe='')}/{quote(ti_key.run_id, safe='')}"
-        return f"{_base_url()}{PREFIX}/runs/{run}"
+        return f"{base_url()}{PREFIX}/runs/{run}"
 
 
 class SparkHistoryLink(BaseOperatorLink):
@@ -97,8 +97,9 @@ class StatusPageLink(BaseOperatorLink):
 
 def status_page() -> str:
     """The address of the page inside Airflow's."""
-    return f"{_base_url()}/plugin{PREFIX}"
+    return f"{base_url()}/plugin{PREFIX}"
 
 
-def _base_url() -> str:
+def base_url() -> str:
+    """Airflow's address for people."""
     return str(conf.get("api", "base_url", fallback="")).rstrip("/")

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from airflow.sdk.configuration import conf
-
 from cdc_replay.airflow.dag_ids import validate_dag
-from cdc_replay.airflow.links import PREFIX
+from cdc_replay.airflow.links import PREFIX, base_url
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -20,7 +18,7 @@ def report_links(subscription: str, context: Context) -> ReportLinks:
     """The links of a validation that this run makes."""
     from cdc_replay.validate.report_context import ReportLinks
 
-    base = str(conf.get("api", "base_url", fallback="")).rstrip("/")
+    base = base_url()
     run = context["dag_run"]
     return ReportLinks(
         page=f"{base}/plugin{PREFIX}",
