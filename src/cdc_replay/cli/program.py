@@ -53,6 +53,9 @@ _INTERRUPTED: Final = 130
 # Some releases of typer vendor click, so the base class of usage errors is looked up in typer.
 _UsageError: Final = typer.BadParameter.__mro__[1]
 
+# Built once: each line of a batch would build the options of every command again.
+_get_command = functools.cache(typer.main.get_command)
+
 
 @app.command("batch", rich_help_panel=SCRIPT)
 def _batch(
@@ -96,7 +99,7 @@ def run_line(line: str, *, options: Sequence[str] = ()) -> tuple[dict[str, Json]
 
 
 def _invoke(arguments: Sequence[str]) -> CommandOutcome | None:
-    returned = typer.main.get_command(app).main(list(arguments), "cdc-replay", standalone_mode=False)
+    returned = _get_command(app).main(list(arguments), "cdc-replay", standalone_mode=False)
     if returned == _INTERRUPTED:
         raise KeyboardInterrupt
     return returned if isinstance(returned, CommandOutcome) else None
