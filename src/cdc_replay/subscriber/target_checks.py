@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc_replay.errors import TargetMismatch
+from cdc_replay.model.publication import STATE_SCHEMA
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.subscriber.owners import CANNOT_BECOME, FORCED_ON_OWNER, UNFORCE, Rights
@@ -28,6 +29,10 @@ _CHANGED: Final = """
     ) as found
     where is_renamed or rules <> '{}'
 """
+
+
+_SYSTEM_PREFIX: Final = "pg_"
+"""Of schemas that no user can create."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,14 @@ def _problems(
 ) -> Iterator[_TargetProblem]:
     if table is None:
         yield _TargetProblem(name, "the table does not exist as a plain or partitioned table")
+        return
+    if name.schema == STATE_SCHEMA or name.schema.startswith(_SYSTEM_PREFIX):
+        # The publisher chooses names: its rows would be positions of others, or roles of the server.
+        yield _TargetProblem(
+            name,
+            "the subscriber's own table of this name is not for published rows",
+            "Remove it from the publication.",
+        )
         return
     by_name = {column.name: column for column in table.columns}
     yield from _rights_problems(name, table)
