@@ -7,11 +7,20 @@ keeps the state of all subscriptions of the subscriber.
 
 from __future__ import annotations
 
+import datetime as dt
+from collections.abc import Callable, Collection
+
 import pytest
 
+from cdc_replay.certify import run
+from cdc_replay.certify.native_side import NativeSubscriber
+from cdc_replay.certify.native_tables import NativeTable, create_native_tables
+from cdc_replay.commands.certify import CertifyOptions, certify
 from cdc_replay.commands.refresh import refresh
 from cdc_replay.commands.setup import setup
-from cdc_replay.errors import TargetMismatch
+from cdc_replay.errors import NativeSubscriptionFailed, TargetMismatch
+from cdc_replay.postgres.connection import Connection
+from embedded.postgres import binaries
 from fixtures.twin import Twin
 from security.stranger import Stranger
 
@@ -28,6 +37,19 @@ STATE = """
         primary key (subscription, relation)
     )
 """
+
+CATALOG = """
+    set allow_system_table_mods = on;
+    alter table pg_catalog.pg_description rename to pg_described;
+    create table pg_catalog.pg_description (
+        objoid oid, classoid oid, objsubid int, description text, primary key (objoid, classoid, objsubid)
+    );
+    insert into pg_catalog.pg_description values (1, 1, 1, 'written by the publisher');
+    alter publication p add table pg_catalog.pg_description
+"""
+WRITTEN = "select from pg_catalog.pg_description where description = 'written by the publisher'"
+
+NATIVE_COPIES = NativeSubscriber.await_copies
 
 
 @pytest.fixture
@@ -69,19 +91,36 @@ def test_a_published_table_is_not_written_as_the_state(beside: Twin, stranger: S
 
 def test_a_published_table_is_not_written_as_a_system_catalog(twin: Twin) -> None:
     """The publisher's superuser would become that of the subscriber, if our role there is one."""
-    twin.publisher.run("create table t (id int primary key); create publication p for table t")
-    twin.subscribe("s", "p", tables="create table t (id int primary key)", native=False)
+    twin.publisher.run(f"{MINE}; create publication p for table mine")
+    twin.subscribe("s", "p", tables=MINE, native=False)
     twin.sync_ours()
-    twin.publisher.run(
-        "set allow_system_table_mods = on; alter table pg_catalog.pg_description rename to pg_described;"
-        " create table pg_catalog.pg_description (objoid oid, classoid oid, objsubid int, description text,"
-        " primary key (objoid, classoid, objsubid));"
-        " insert into pg_catalog.pg_description values (1, 1, 1, 'written by the publisher');"
-        " alter publication p add table pg_catalog.pg_description"
-    )
+    twin.publisher.run(CATALOG)
 
     with pytest.raises(TargetMismatch, match=r"pg_catalog.*pg_description.*not for published rows"):
         refresh(twin.config, "s")
 
-    written = "select from pg_catalog.pg_description where description = 'written by the publisher'"
-    assert twin.pairs["s"].ours.rows(written) == []
+    assert twin.pairs["s"].ours.rows(WRITTEN) == []
+
+
+def test_a_published_table_is_not_written_as_a_catalog_of_the_throwaway_server(
+    twin: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its native worker is a superuser, and could run programs as the user of `certify`."""
+    twin.publisher.run(f"{MINE}; create publication p for table mine")
+    twin.subscribe("s", "p", tables=MINE, native=False)
+    written = []
+
+    def create_late(server: Connection, tables: Collection[NativeTable]) -> None:
+        create_native_tables(server, tables)
+        twin.publisher.run(CATALOG)  # after the look at the catalog
+
+    def await_copies(native: NativeSubscriber, between: Callable[[], bool]) -> None:
+        NATIVE_COPIES(native, between)
+        written.extend(native.server.execute(WRITTEN).fetchall())
+
+    monkeypatch.setattr(run, "create_native_tables", create_late)
+    monkeypatch.setattr(NativeSubscriber, "await_copies", await_copies)
+    with pytest.raises(NativeSubscriptionFailed, match=r"catalogs.*pg_description"):
+        certify(twin.config, "s", CertifyOptions(time=dt.timedelta(seconds=1), bin_folder=binaries()))
+
+    assert written == []

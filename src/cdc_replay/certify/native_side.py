@@ -85,6 +85,11 @@ _COPIED: Final = """
 
 _COPY_ERRORS: Final = "select sum(sync_error_count)::int from pg_catalog.pg_stat_subscription_stats"
 
+# Of initdb; ours are newer.
+_LISTED_CATALOGS: Final = """
+    select srrelid::pg_catalog.regclass::text from pg_catalog.pg_subscription_rel where srrelid < 16384
+"""
+
 _WORKERS: Final = "select count(*) from pg_catalog.pg_stat_subscription where pid is not null"
 
 _PROGRESS: Final = """
@@ -211,11 +216,13 @@ def native_subscription(
 
     Raises:
         InvalidConfiguration: if a publisher of version 15 cannot filter by origin.
-        NativeSubscriptionFailed: if PostgreSQL refuses the subscription.
+        NativeSubscriptionFailed: if PostgreSQL refuses the subscription, or the publisher lists catalogs.
     """
     _create(server, publisher, slot, subscription)
     native = NativeSubscriber(server, publisher, slot, folder)
     try:
+        _check_no_catalogs(server)
+        native.resume()
         yield native
     finally:
         # The server may be gone, or the statement cancelled: the slot's reader is ended then, too.
@@ -246,8 +253,21 @@ def _create(server: Connection, publisher: Connection, slot: str, subscription: 
         ) from None
 
 
+def _check_no_catalogs(server: Connection) -> None:
+    """Refuse a publisher that lists tables of which PostgreSQL takes the names for those of its catalogs.
+
+    A worker would write their rows into these, as a superuser, who can run programs.
+    """
+    if names := [name for (name,) in server.execute(_LISTED_CATALOGS).fetchall()]:
+        raise NativeSubscriptionFailed(
+            f"the publisher lists tables with the names of catalogs: {', '.join(names)}",
+            hint="Remove them from the publication.",
+        )
+
+
 def _options(server: Connection, slot: str, subscription: Subscription) -> Sequence[sql.Composed]:
-    options = {"slot_name": slot, "copy_data": "true", "streaming": "off"}
+    # Enabled once the list of its tables is checked.
+    options = {"slot_name": slot, "copy_data": "true", "streaming": "off", "enabled": "false"}
     if subscription.origin is not OriginPolicy.ANY:
         if server.info.server_version < ORIGIN_SINCE:
             raise InvalidConfiguration(
