@@ -38,6 +38,8 @@ WITHOUT_TIME_ZONE: Final = (1082, 1114)
 
 IN_TIME_ZONE: Final = "({column}::timestamp at time zone {time_zone})::{type}"
 
+_IS_TYPE: Final = "select pg_catalog.to_regtype(%s) is not null"
+
 
 @dataclass(frozen=True, slots=True)
 class TablePair:
@@ -79,7 +81,8 @@ class TablePair:
         """
         key = common_key(synced.table, target, synced.columns)
         columns = key if key and only_key else synced.columns
-        converted = conversions(synced.table, target, columns, database_time_zone(subscriber))
+        time_zone = database_time_zone(subscriber)
+        converted = conversions(publisher, synced.table, target, columns, time_zone)
         passes = print_filters(publisher, synced.table, synced.filters)
         pair = cls(synced, target, key, columns, converted, passes)
         outside, unknown = _outside_condition(pair.subscriber(session), publisher, subscriber, synced)
@@ -163,12 +166,14 @@ def _outside_condition(
 
 
 def conversions(
-    table: Table, target: TargetTable, columns: Sequence[str], time_zone: str
+    publisher: Connection, table: Table, target: TargetTable, columns: Sequence[str], time_zone: str
 ) -> dict[str, sql.Composed]:
-    """Expressions for the subscriber's values of columns that have another built-in type there.
+    """The publisher's expressions for values of columns that have another built-in type on the subscriber.
 
-    Texts of a user-defined type are compared unchanged, because the publisher may not have the type. A domain
-    counts as its base type. `time_zone` is that of sessions which write to the subscriber.
+    That type's name is the subscriber's word: before it is part of a statement, the publisher reads it as the
+    name of a type, and one that it does not have converts nothing. Texts of a user-defined type are compared
+    unchanged, because the publisher may not have the type. A domain counts as its base type. `time_zone` is
+    that of sessions which write to the subscriber.
     """
     expressions: dict[str, sql.Composed] = {}
     for name in columns:
@@ -176,13 +181,23 @@ def conversions(
         # Only types of pg_catalog are written without their schema.
         converts = "." not in target_type and not target_type.startswith(KEEPS_TEXT)
         column = table.column(name)
-        if converts and column.type_sql != target_type:
+        if converts and column.type_sql != target_type and _is_type(publisher, target_type):
             gets_zone = target_type.startswith("timestamp") and target_type.endswith("with time zone")
             by_zone = gets_zone and column.type_oid in WITHOUT_TIME_ZONE
             expressions[name] = sql.SQL(IN_TIME_ZONE if by_zone else BY_TEXT).format(
                 column=sql.Identifier(name), type=sql.SQL(target_type), time_zone=sql.Literal(time_zone)
             )
     return expressions
+
+
+def _is_type(publisher: Connection, name: str) -> bool:
+    """Whether it is a type of the publisher.
+
+    Raises:
+        psycopg.errors.SyntaxError: if it is no name of a type at all.
+    """
+    ((is_type,),) = publisher.execute(_IS_TYPE, (name,)).fetchall()
+    return bool(is_type)
 
 
 def common_key(table: Table, target: TargetTable, columns: Collection[str]) -> tuple[str, ...]:

@@ -342,11 +342,13 @@ class _Explanation:
 
     def _converted(self) -> dict[str, psycopg.sql.Composed]:
         """Expressions for the publisher's values of columns that have another type on the subscriber."""
-        if self.target is None:
+        publisher = self.sides.publisher
+        if self.target is None or publisher is None:
             return {}
         shared = {column.name for column in self.target.columns}
         columns = [name for name in self.table.columns if name in shared]
-        return conversions(self.table.table, self.target, columns, database_time_zone(self.sides.subscriber))
+        time_zone = database_time_zone(self.sides.subscriber)
+        return conversions(publisher, self.table.table, self.target, columns, time_zone)
 
     @property
     def published(self) -> PublishedRelation | None:
