@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import NativeFile
 
-from cdc_replay.changelog.delta.commits import Commit, LogFolder, read_commit
+from cdc_replay.changelog.delta.commits import INVALID_JSON, Commit, LogFolder, read_commit
 from cdc_replay.changelog.delta.table import DurableTable, missing_table
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.prune import start_application
@@ -211,7 +211,7 @@ def _check_checkpoint(folder: LogFolder) -> None:
         try:
             with file.filesystem.open_input_file(file.path) as source:
                 read(source)
-        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        except (OSError, KeyError, TypeError, pa.ArrowException, *INVALID_JSON) as error:
             raise ChangeLogDamaged(
                 f'checkpoint file "{file.uri}" of the change log cannot be read',
                 detail=f"{type(error).__name__}: {error}",

@@ -127,6 +127,19 @@ def test_every_flipped_bit_of_a_commit_is_reported(small: SmallLog) -> None:
     small.verify()
 
 
+@pytest.mark.parametrize("value", ["1e999", "[" * 100_000 + "]" * 100_000])
+def test_numbers_without_bound_and_nesting_without_end_are_reported(small: SmallLog, value: str) -> None:
+    """Python reads an infinite number, and raises no ValueError for such a nesting."""
+    file = small.commit_file(3)
+    content = file.read_bytes()
+    file.write_text(f'{{"txn":{{"appId":"slot","version":{value}}}}}', encoding="ascii")
+    fault(small, file.name)
+    file.write_bytes(content)
+    pointer = flippable(small, "checkpoint pointer")
+    pointer.write_text(f'{{"version":{value}}}', encoding="ascii")
+    fault(small, pointer.name)
+
+
 @pytest.mark.parametrize("kind", ["checkpoint pointer", "checkpoint"])
 def test_a_damaged_checkpoint_is_reported(small: SmallLog, kind: str) -> None:
     file = flippable(small, kind)

@@ -21,7 +21,7 @@ from typing import Final
 
 from deltalake import DeltaTable
 
-from cdc_replay.changelog.delta.commits import LogFolder
+from cdc_replay.changelog.delta.commits import INVALID_JSON, LogFolder
 from cdc_replay.changelog.storage import Location, delete_files, replace, sync_folder
 
 CHECKPOINT_EVERY: Final = 100
@@ -37,7 +37,7 @@ def last_checkpoint(folder: Location) -> int:
     """The version of the newest checkpoint to which a `_delta_log` points; 0 if there is none."""
     try:
         return int(json.loads((folder / LAST_CHECKPOINT).read())["version"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, KeyError, TypeError, *INVALID_JSON):
         return 0
 
 

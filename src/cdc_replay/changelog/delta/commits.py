@@ -33,6 +33,9 @@ _REQUIRED: Final[Mapping[str, frozenset[str]]] = {
 }
 """The members that a Delta reader requires of an action."""
 
+INVALID_JSON: Final = (ValueError, OverflowError, RecursionError)
+"""What Python raises for a text that is no JSON, an integer that is infinite, and too deep a nesting."""
+
 # A member of commitInfo, to which every tool can add its own.
 _SEAL_FORM: Final = b',"cdc_replay.seal":"%s"'
 _SEAL: Final = re.compile(rb',"cdc_replay\.seal":"([0-9a-f]{64})"')
@@ -103,7 +106,7 @@ def read_commit(folder: LogFolder, version: int) -> Commit:
         if seal is None or seal == _digest(content):
             actions = [json.loads(line) for line in content.decode().removesuffix("\n").split("\n")]
             return _commit(version, actions, is_sealed=seal is not None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, AttributeError, *INVALID_JSON) as error:
         with storage_read_errors(file.uri):
             # If the store does not answer, the file may be intact.
             file.filesystem.get_file_info(file.path)

@@ -203,13 +203,16 @@ def test_a_failed_checkpoint_is_written_by_a_later_commit(
     assert LogFolder.read(table.location).checkpoints == (4,)
 
 
+@pytest.mark.parametrize(
+    "damage", [b"", b'{"version":1e999}', b'{"version":' + b"[" * 100_000 + b"]" * 100_000 + b"}"]
+)
 def test_a_damaged_pointer_to_the_last_checkpoint_is_replaced(
-    table: DurableTable, monkeypatch: pytest.MonkeyPatch
+    table: DurableTable, monkeypatch: pytest.MonkeyPatch, damage: bytes
 ) -> None:
     monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 3)
     for value in (101, 102, 103):
         table.commit([], AppTransaction("slot", value))
     pointer = Path(table.location.path, "_delta_log", "_last_checkpoint")
-    pointer.write_bytes(b"")
+    pointer.write_bytes(damage)
     DurableTable.open(table.location).commit([], AppTransaction("slot", 104))
     assert b'"version":4' in pointer.read_bytes()
