@@ -7,9 +7,10 @@
 | another database | applied as it was          | the state at its end, if the tables held the state at its  |
 |                  |                            | start; empty tables get the rows of the range              |
 
-An existing row is overwritten and counted as a conflict; a missing whole row is inserted. Unsent values
-(R4.6) are looked for as in a replay, but the range is never extended; if nothing has them, nothing is
-applied. A table without a key can go into another database only: its rows cannot be told apart.
+An existing row is overwritten and counted as a conflict. A missing whole row is inserted if it is to be
+repaired, or if its table is empty. Unsent values (R4.6) are looked for as in a replay, but the range is never
+extended; if nothing has them, nothing is applied. A table without a key can go into another database only:
+its rows cannot be told apart.
 
 A choice of tables is a choice of routes: a change of another table is never routed, a TRUNCATE of several
 tables truncates the chosen ones, and foreign keys are not checked, as in a native apply worker (R8.13).
@@ -119,8 +120,11 @@ def backfill_range(
     read = Window(wanted.after, _common_applied_lsn(source, session, chosen, wanted)) if is_repair else wanted
     with _open_destination(session, change_log, into) as destination, open_fences(source) as fences:
         routes, targets = _plan_routes(change_log, session, destination, chosen, read)
-        whole = _tables_to_upsert(routes, targets, destination, is_repair=is_repair)
-        revision = _repair(routes, whole, wanted) if is_repair else Upsert(whole)
+        revision: Revision
+        if is_repair:
+            revision = _repair(routes, session.subscription, wanted)
+        else:
+            revision = Upsert(_empty_tables(routes, targets, destination))
         publisher = PublisherAccess(source, fences)
         backfill = _BackfillRange(change_log, read, routes, revision, destination, publisher)
         with (
@@ -324,47 +328,45 @@ def _check_not_rewritten(
         )
 
 
-def _tables_to_upsert(
-    routes: Routes,
-    targets: Mapping[QualifiedName, TargetTable],
-    destination: _Destination,
-    *,
-    is_repair: bool,
+def _empty_tables(
+    routes: Routes, targets: Mapping[QualifiedName, TargetTable], destination: _Destination
 ) -> dict[int, SubscribedTable]:
-    """The tables where an UPDATE that was sent proves that the row exists, or that are to be filled.
+    """The tables that are to be filled; others hold what was there before the range.
+
+    There an UPDATE that matches no row is skipped, as natively (R8.4), and one that moves a row leaves the
+    row's other columns alone.
+    """
+    with connect(destination.dsn, purpose=f"backfill {destination.subscription.name}") as connection:
+        return {
+            table.index: table for table in routes.tables if not has_rows(connection, targets[table.name])
+        }
+
+
+def _repair(routes: Routes, subscription: Subscription, wanted: Window) -> Repair:
+    """Repair of the range's rows.
 
     If rows were not copied (`copy_data: false`), or UPDATEs of rows are published whose INSERT is not
     (another filter, also an earlier one, or another publish action), an UPDATE that matches no row is
     skipped, as natively (R3.5, R8.4, R9.12).
 
     Raises:
-        SubscriberNotReady: if a table that is to be repaired has no key.
+        SubscriberNotReady: if a table has no key.
     """
     keyless = [str(table.name) for table in routes.tables if not table.has_own_key]
-    if is_repair and keyless:
+    if keyless:
         raise SubscriberNotReady(
             f"rows without a key cannot be repaired: {', '.join(keyless)}",
             hint="Choose the other tables with `--table`, and copy these again with"
-            f" `cdc-replay snapshot {destination.subscription.name} --table`.",
+            f" `cdc-replay snapshot {subscription.name} --table`.",
         )
-    unproven = {table.index for table in routes.tables if not destination.subscription.copy_data}
+    unproven = {table.index for table in routes.tables if not subscription.copy_data}
     first_filters: dict[int, object] = {}
     for route in routes.routes:
         target, filters = route.target.index, route.published.filters[PublishAction.INSERT]
         if not _updates_prove_rows(route) or first_filters.setdefault(target, filters) != filters:
             unproven.add(target)
-    if is_repair or not unproven:
-        return {table.index: table for table in routes.tables if table.index not in unproven}
-    with connect(destination.dsn, purpose=f"backfill {destination.subscription.name}") as connection:
-        return {
-            table.index: table
-            for table in routes.tables
-            if table.index not in unproven or not has_rows(connection, targets[table.name])
-        }
-
-
-def _repair(routes: Routes, whole: Mapping[int, SubscribedTable], wanted: Window) -> Repair:
-    return Repair(wanted.upto, {table.index: table for table in routes.tables}, frozenset(whole))
+    tables = {table.index: table for table in routes.tables}
+    return Repair(wanted.upto, tables, frozenset(tables.keys() - unproven))
 
 
 def _updates_prove_rows(planned_route: Route) -> bool:

@@ -2,7 +2,7 @@
 
 | a backfill into      | revision | its target holds                                    |
 |----------------------|----------|-----------------------------------------------------|
-| another database     | `Upsert` | the rows before the window, or none                 |
+| another database     | `Upsert` | no rows; with those before the window, no revision  |
 | the subscriber again | `Repair` | the rows after the window, except damaged ones      |
 
 An UPDATE that matches no row is skipped (R8.4), although the log may hold the whole row. So an UPDATE that
