@@ -32,7 +32,6 @@ from cdc_replay.errors import CdcReplayError, InvalidConfiguration, InvalidLsn, 
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.frames import NetKind
 from cdc_replay.model.lsn import Lsn, Window
-from cdc_replay.model.publication import PublishAction
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import BackfillResult
 from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subscription
@@ -46,8 +45,9 @@ from cdc_replay.replay.compact import NullRule, Repair, Revision, Upsert, Window
 from cdc_replay.replay.engine import replay_sessions
 from cdc_replay.replay.log_window import definitions
 from cdc_replay.replay.publisher_fence import open_fences
-from cdc_replay.replay.route.routes import Route, Routes, Target, plan_routes
+from cdc_replay.replay.route.routes import Routes, Target, plan_routes
 from cdc_replay.replay.routing_groups import window_job
+from cdc_replay.replay.sent_rows import tables_with_every_row
 from cdc_replay.replay.table_rewrites import rewrites_in
 from cdc_replay.replay.toast import ChangeHistory
 from cdc_replay.replay.toast.sources import ToastSources
@@ -58,6 +58,7 @@ from cdc_replay.spark.errors import translated_spark_errors
 from cdc_replay.spark.progress import report_tasks
 from cdc_replay.subscriber import state_schema, subscription_lock, subscription_records
 from cdc_replay.subscriber.as_owner import has_rows
+from cdc_replay.subscriber.copy_definitions import read_copy_definitions
 from cdc_replay.subscriber.session import SubscriptionSession
 from cdc_replay.subscriber.target_checks import check_targets
 from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
@@ -119,10 +120,15 @@ def backfill_range(
     chosen = choose_tables(name, session.table_states(), tables)
     read = Window(wanted.after, _common_applied_lsn(source, session, chosen, wanted)) if is_repair else wanted
     with _open_destination(session, change_log, into) as destination, open_fences(source) as fences:
+        copied = read_copy_definitions(session.connection, name) if is_repair else {}
         routes, targets = _plan_routes(change_log, session, destination, chosen, read)
-        revision: Revision
         if is_repair:
-            revision = _repair(routes, session.subscription, wanted)
+            _check_keys(routes, session.subscription)
+            whole = tables_with_every_row(
+                change_log, session.subscription, routes, copied, tuple(session.ready_tables()), read.upto
+            )
+            tables_by_index = {table.index: table for table in routes.tables}
+            revision: Revision = Repair(wanted.upto, tables_by_index, whole)
         else:
             revision = Upsert(_empty_tables(routes, targets, destination))
         publisher = PublisherAccess(source, fences)
@@ -328,6 +334,20 @@ def _check_not_rewritten(
         )
 
 
+def _check_keys(routes: Routes, subscription: Subscription) -> None:
+    """Check that rows that are to be repaired can be told apart.
+
+    Raises:
+        SubscriberNotReady: if a table has no key.
+    """
+    if keyless := [str(table.name) for table in routes.tables if not table.has_own_key]:
+        raise SubscriberNotReady(
+            f"rows without a key cannot be repaired: {', '.join(keyless)}",
+            hint="Choose the other tables with `--table`, and copy these again with"
+            f" `cdc-replay snapshot {subscription.name} --table`.",
+        )
+
+
 def _empty_tables(
     routes: Routes, targets: Mapping[QualifiedName, TargetTable], destination: _Destination
 ) -> dict[int, SubscribedTable]:
@@ -340,40 +360,6 @@ def _empty_tables(
         return {
             table.index: table for table in routes.tables if not has_rows(connection, targets[table.name])
         }
-
-
-def _repair(routes: Routes, subscription: Subscription, wanted: Window) -> Repair:
-    """Repair of the range's rows.
-
-    If rows were not copied (`copy_data: false`), or UPDATEs of rows are published whose INSERT is not
-    (another filter, also an earlier one, or another publish action), an UPDATE that matches no row is
-    skipped, as natively (R3.5, R8.4, R9.12).
-
-    Raises:
-        SubscriberNotReady: if a table has no key.
-    """
-    keyless = [str(table.name) for table in routes.tables if not table.has_own_key]
-    if keyless:
-        raise SubscriberNotReady(
-            f"rows without a key cannot be repaired: {', '.join(keyless)}",
-            hint="Choose the other tables with `--table`, and copy these again with"
-            f" `cdc-replay snapshot {subscription.name} --table`.",
-        )
-    unproven = {table.index for table in routes.tables if not subscription.copy_data}
-    first_filters: dict[int, object] = {}
-    for route in routes.routes:
-        target, filters = route.target.index, route.published.filters[PublishAction.INSERT]
-        if not _updates_prove_rows(route) or first_filters.setdefault(target, filters) != filters:
-            unproven.add(target)
-    tables = {table.index: table for table in routes.tables}
-    return Repair(wanted.upto, tables, frozenset(tables.keys() - unproven))
-
-
-def _updates_prove_rows(planned_route: Route) -> bool:
-    published = planned_route.published
-    insert_filters = published.filters[PublishAction.INSERT]
-    is_as_wide = insert_filters is None or insert_filters == published.filters[PublishAction.UPDATE]
-    return PublishAction.INSERT in published.actions and is_as_wide
 
 
 def _apply(backfill: _BackfillRange, *, dry_run: bool) -> tuple[dict[str, int], Applied]:

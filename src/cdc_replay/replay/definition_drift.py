@@ -117,7 +117,7 @@ def _differs(name: QualifiedName, copied: CopyDefinition, in_force: Sequence[_Ca
     definitions = [catalog.tables[name] for catalog in in_force if name in catalog.tables]
     if not definitions:
         return False
-    if any(_filters_differ(table, copied.definition.filters) for table in definitions):
+    if any(filters_differ(table, copied.definition.filters) for table in definitions):
         return True
     # A column that is new to the table does not count: its values come with the rows that get them.
     withheld = _columns(name, in_force[0].catalog) - copied.definition.columns
@@ -126,7 +126,7 @@ def _differs(name: QualifiedName, copied: CopyDefinition, in_force: Sequence[_Ca
     return not withheld.isdisjoint(definitions[-1].columns)
 
 
-def _filters_differ(table: SyncedTable, copied: frozenset[str] | None) -> bool:
+def filters_differ(table: SyncedTable, copied: frozenset[str] | None) -> bool:
     """Whether the filters are others; one without a text is judged when it has one."""
     if table.filters is None or copied is None:
         return (table.filters is None) != (copied is None)

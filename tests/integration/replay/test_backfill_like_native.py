@@ -87,3 +87,77 @@ def test_moved_row_keeps_the_columns_that_are_not_sent_in_another_database(twin:
 
     assert moved.after == {"t": [(2, 5, "b", "kept")]}
     moved.check()
+
+
+INSERT = "insert into t values (11, 0)"
+NEVER_SENT = {
+    "row filter": ("table t where (id < 10)", f"{INSERT};\nalter publication p set table t where (id < 20)"),
+    "membership": (
+        "table t",
+        f"alter publication p drop table t;\n{INSERT};\nalter publication p add table t",
+    ),
+    "action": (
+        "table t",
+        f"""alter publication p set (publish = 'update');\n{INSERT};
+        alter publication p set (publish = 'insert, update, delete, truncate')""",
+    ),
+}
+"""Publications, and how they come to publish row 11 without sending it."""
+
+
+@pytest.mark.parametrize("changed", NEVER_SENT)
+def test_update_of_a_row_that_was_never_sent_inserts_none(twin: Twin, changed: str) -> None:
+    """R7.12, R8.4, R9.12: whether the range has the change of the publication, or begins after it."""
+    published, change = NEVER_SENT[changed]
+    twin.publisher.run(f"{PUBLISHER}; create publication p for {published}; insert into t values (1, 0)")
+    twin.subscribe("s", "p", tables=SUBSCRIBER)
+
+    with_change = apply_range(twin, f"{change};\nupdate t set a = 1")
+    with_change.check()
+    after_change = apply_range(twin, "update t set a = 2")
+
+    assert after_change.after == {"t": [(1, 2, None, "own")]}
+    after_change.check()
+
+
+def test_update_of_a_row_that_came_with_a_partition_inserts_none(twin: Twin) -> None:
+    """R11.6: rows of a table that becomes a partition are not sent; those of a new partition are."""
+    root = "create table root (id int primary key, a int)"
+    twin.publisher.run(f"""
+        {root} partition by range (id); create table leaf partition of root for values from (0) to (10);
+        create table other (id int primary key, a int); insert into other values (11, 0);
+        create publication p for table root with (publish_via_partition_root); insert into root values (1, 0)
+    """)
+    twin.subscribe("s", "p", tables=root)
+
+    created = apply_range(
+        twin,
+        """create table new partition of root for values from (20) to (30);
+        insert into root values (21, 0);\nalter table root detach partition leaf""",
+        "root",
+    )
+    created.check(root)
+    updated = apply_range(twin, "update root set a = 1", "root")
+    assert updated.after == {"root": [(1, 0), (21, 1)]}
+    updated.ours.run("delete from root where id = 21")
+    updated.check(root)
+
+    attached = """alter table root attach partition other for values from (10) to (20);
+        update root set a = a + 1"""
+    apply_range(twin, attached, "root").check(root)
+    updated = apply_range(twin, "update root set a = a + 1", "root")
+    assert updated.after == {"root": [(1, 0), (21, 3)]}
+    updated.check(root)
+
+
+def test_update_of_a_row_with_a_rewritten_key_inserts_none(twin: Twin) -> None:
+    """R11.9: a rewrite sends nothing, so the subscriber has the row with its old key."""
+    twin.publisher.run(f"{PUBLISHER}; create publication p for table t; insert into t values (1, 0)")
+    twin.subscribe("s", "p", tables=SUBSCRIBER)
+    twin.sync()
+    twin.publish("alter table t alter id type int using id + 100")
+
+    updated = apply_range(twin, "update t set a = 1")
+
+    assert updated.after == {"t": [(1, 0, None, "own")]}
+    updated.check()

@@ -1,0 +1,130 @@
+"""Tables of which the subscriber was sent every row before an UPDATE of it.
+
+An UPDATE that matches no row is skipped (R8.4): natively because the row was never sent. Where that cannot be
+the reason, the subscriber has lost the row, and a repair may insert it. A row may never have been sent
+
+| if, since the table was copied,                      | because                                        |
+|------------------------------------------------------|------------------------------------------------|
+| its row filter has changed                           | that sends no rows (R9.12)                     |
+| it, or a partition, has come to be published         | nor does that (R7.12, R11.6)                   |
+| INSERTs or UPDATEs were published not at all, or     | rows enter, or change their keys, and this is  |
+| with another filter than the copy had                | not sent (R3.5, R7.5)                          |
+| it was rewritten                                     | rows may have other keys (R11.9)               |
+| and if it was not copied (`copy_data: false`)        | R7.11                                          |
+
+The definitions since the copy are in the log, however long before a window that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.errors import PublicationRefused
+from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.publication import PublishAction, PublisherCatalog, RowFilter, Table
+from cdc_replay.model.relation import QualifiedName, RelationId
+from cdc_replay.model.subscription import Subscription
+from cdc_replay.publication.resolve import resolve, synced_tables
+from cdc_replay.replay.definition_drift import filters_differ
+from cdc_replay.replay.log_window import catalog_history
+from cdc_replay.replay.route.routes import Routes
+from cdc_replay.replay.table_rewrites import first_rewrites, rewrites_in
+from cdc_replay.replay.unsubscribed_tables import tables_renamed_to
+from cdc_replay.subscriber.copy_definitions import CopyDefinition
+
+_Trees: TypeAlias = frozenset[str] | None
+"""The node trees of row filters to OR: their texts change when a column is renamed. None: no filter."""
+
+_WRITING: Final = (PublishAction.INSERT, PublishAction.UPDATE)
+
+
+def tables_with_every_row(
+    change_log: ChangeLog,
+    subscription: Subscription,
+    routes: Routes,
+    copied: Mapping[QualifiedName, CopyDefinition],
+    names: Collection[QualifiedName],
+    upto: Lsn,
+) -> frozenset[int]:
+    """The targets of `routes` to which, up to `upto`, every row was sent before an UPDATE of it.
+
+    `copied` are the definitions with which tables were copied, `names` all tables of the subscription.
+    """
+    tables = {table.name: table.index for table in routes.tables if table.name in copied}
+    if not tables or not subscription.copy_data:
+        return frozenset()
+    since = Window(min(copied[name].lsn for name in tables), upto)
+    renamed = tables_renamed_to(change_log, since.after, names)
+    rewrites = rewrites_in(change_log, since, change_log.summary(since))
+    copy_lsns = {name: copied[name].lsn for name in tables}
+    rewritten = first_rewrites(copy_lsns, rewrites, subscription.publications, renamed)
+    history = catalog_history(change_log)
+    leaves: dict[int, set[RelationId]] = {index: set() for index in tables.values()}
+    for route in routes.routes:
+        leaves.setdefault(route.target.index, set()).add(route.published.leaf)
+    complete = set()
+    for name in tables.keys() - rewritten.keys():
+        catalogs = tuple(history.within(Window(copied[name].lsn, upto)).values())
+        publishing = _Publishing(name, subscription.publications, catalogs, renamed)
+        if publishing.sends_every_row(copied[name], leaves[tables[name]]):
+            complete.add(tables[name])
+    return frozenset(complete)
+
+
+class _Filters(NamedTuple):
+    """Row filters of INSERTs and UPDATEs."""
+
+    insert: _Trees
+    update: _Trees
+
+
+@dataclass(frozen=True, slots=True)
+class _Publishing:
+    """How the table `name` is published by the catalogs since its copy; the first is that of the copy."""
+
+    name: QualifiedName
+    publications: Sequence[str]
+    catalogs: Sequence[PublisherCatalog]
+    renamed: Mapping[RelationId, QualifiedName]
+
+    def sends_every_row(self, copied: CopyDefinition, leaves: Iterable[RelationId]) -> bool:
+        """Whether the copy and the changes of these leaves have sent all rows of theirs."""
+        try:
+            listed = synced_tables(self.catalogs[0], self.publications)
+            synced = next((synced for synced in listed if self._name_of(synced.table) == self.name), None)
+            if synced is None or filters_differ(synced, copied.definition.filters):
+                return False
+            return all(self._leaf_sends_every_row(leaf, _trees(synced.filters)) for leaf in leaves)
+        except PublicationRefused:
+            return False
+
+    def _leaf_sends_every_row(self, leaf: RelationId, of_copy: _Trees) -> bool:
+        """Whether a leaf was published as this table, with one filter, since the copy or its creation."""
+        present = (catalog for catalog in self.catalogs if leaf in catalog.tables)
+        filters = [self._filters(catalog, leaf) for catalog in present]
+        while filters and filters[-1] is None:
+            filters.pop()  # it has left: its later changes are not sent
+        if len(set(filters)) != 1 or (since := filters[0]) is None:
+            return False
+        return {since.insert, of_copy} <= {None, since.update}
+
+    def _filters(self, catalog: PublisherCatalog, leaf: RelationId) -> _Filters | None:
+        """The filters of a leaf; None if its INSERTs or UPDATEs are not published as this table's."""
+        published = resolve(catalog, self.publications, leaf)
+        if (
+            published is None
+            or self._name_of(published.table) != self.name
+            or not published.actions.issuperset(_WRITING)
+        ):
+            return None
+        return _Filters(*(_trees(published.filters[action]) for action in _WRITING))
+
+    def _name_of(self, table: Table) -> QualifiedName:
+        return self.renamed.get(table.id, table.name)
+
+
+def _trees(filters: Iterable[RowFilter] | None) -> _Trees:
+    return None if filters is None else frozenset(row_filter.node_tree for row_filter in filters)
