@@ -10,7 +10,7 @@ the reason, the subscriber has lost the row, and a repair may insert it. A row m
 | INSERTs or UPDATEs were published not at all, or     | rows enter, or change their keys, and this is  |
 | with another filter than the copy had                | not sent (R3.5, R7.5)                          |
 | it was rewritten                                     | rows may have other keys (R11.9)               |
-| and if it was not copied (`copy_data: false`)        | R7.11                                          |
+| and if it was not copied, or `origin` is `none`      | R7.11, R8.19                                   |
 
 The definitions since the copy are in the log, however long before a window that is.
 """
@@ -26,7 +26,7 @@ from cdc_replay.errors import PublicationRefused
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.publication import PublishAction, PublisherCatalog, RowFilter, Table
 from cdc_replay.model.relation import QualifiedName, RelationId
-from cdc_replay.model.subscription import Subscription
+from cdc_replay.model.subscription import OriginPolicy, Subscription
 from cdc_replay.publication.resolve import resolve, synced_tables
 from cdc_replay.replay.definition_drift import filters_differ
 from cdc_replay.replay.log_window import catalog_history
@@ -54,7 +54,7 @@ def tables_with_every_row(
     `copied` are the definitions with which tables were copied, `names` all tables of the subscription.
     """
     tables = {table.name: table.index for table in routes.tables if table.name in copied}
-    if not tables or not subscription.copy_data:
+    if not tables or not subscription.copy_data or subscription.origin is OriginPolicy.NONE:
         return frozenset()
     since = Window(min(copied[name].lsn for name in tables), upto)
     renamed = tables_renamed_to(change_log, since.after, names)

@@ -161,3 +161,19 @@ def test_update_of_a_row_with_a_rewritten_key_inserts_none(twin: Twin) -> None:
 
     assert updated.after == {"t": [(1, 0, None, "own")]}
     updated.check()
+
+
+def test_update_of_a_row_of_another_origin_inserts_none(twin: Twin) -> None:
+    """R8.19: `origin: none` drops its INSERT, and applies the publisher's own UPDATE."""
+    twin.publisher.run(f"{PUBLISHER}; create publication p for table t; insert into t values (1, 0)")
+    twin.subscribe("s", "p", tables=SUBSCRIBER, origin="none")
+    twin.sync()
+    origin = f"'backfill_{twin.publisher.name}'"
+    twin.publish(f"""select pg_replication_origin_create({origin});
+        select pg_replication_origin_session_setup({origin});\n{INSERT};
+        select pg_replication_origin_session_reset();\nselect pg_replication_origin_drop({origin})""")
+
+    updated = apply_range(twin, "update t set a = 1")
+
+    assert updated.after == {"t": [(1, 1, None, "own")]}
+    updated.check()
