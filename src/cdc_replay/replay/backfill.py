@@ -45,10 +45,10 @@ from cdc_replay.replay.compact import NullRule, Repair, Revision, Upsert, Window
 from cdc_replay.replay.engine import replay_sessions
 from cdc_replay.replay.log_window import definitions
 from cdc_replay.replay.publisher_fence import open_fences
-from cdc_replay.replay.route.routes import Routes, Target, plan_routes
+from cdc_replay.replay.route.routes import NOT_RENAMED, Routes, Target, plan_routes
 from cdc_replay.replay.routing_groups import window_job
 from cdc_replay.replay.sent_rows import tables_with_every_row
-from cdc_replay.replay.table_rewrites import rewrites_in
+from cdc_replay.replay.table_rewrites import first_rewrites, rewrites_in
 from cdc_replay.replay.toast import ChangeHistory
 from cdc_replay.replay.toast.sources import ToastSources
 from cdc_replay.replay.toast.window import PublisherAccess, stage_with_values
@@ -121,7 +121,10 @@ def backfill_range(
     read = Window(wanted.after, _common_applied_lsn(source, session, chosen, wanted)) if is_repair else wanted
     with _open_destination(session, change_log, into) as destination, open_fences(source) as fences:
         copied = read_copy_definitions(session.connection, name) if is_repair else {}
-        routes, targets = _plan_routes(change_log, session, destination, chosen, read)
+        # A copy is newer than the changes before it, which may have reached it in another way or not at all.
+        since = dict.fromkeys(chosen, read.after)
+        since |= {table: max(read.after, copied[table].lsn) for table in copied.keys() & chosen}
+        routes, targets = _plan_routes(change_log, session, destination, since, read)
         if is_repair:
             _check_keys(routes, session.subscription)
             whole = tables_with_every_row(
@@ -302,16 +305,16 @@ def _plan_routes(
     change_log: ChangeLog,
     session: SubscriptionSession,
     destination: _Destination,
-    chosen: Collection[QualifiedName],
+    since: Mapping[QualifiedName, Lsn],
     window: Window,
 ) -> tuple[Routes, dict[QualifiedName, TargetTable]]:
     defined = definitions(change_log, window)
-    _check_not_rewritten(change_log, session, chosen, window)
-    names = tuple(name for name in session.ready_tables() if name in chosen)
+    _check_not_rewritten(change_log, session, since, window)
+    names = tuple(name for name in session.ready_tables() if name in since)
     with connect(destination.dsn, purpose=f"backfill {session.subscription.name}") as connection:
         run_as_owner = session.subscription.run_as_owner
         targets = read_target_tables(connection, names, run_as_owner=run_as_owner)
-    wanted = {name: Target.from_table(targets.get(name), window.after) for name in names}
+    wanted = {name: Target.from_table(targets.get(name), since[name]) for name in names}
     # All names: one that another table of the subscription has now is no former name of a chosen table.
     renamed = tables_renamed_to(change_log, window.after, tuple(session.ready_tables()))
     routes = plan_routes(defined, session.subscription.publications, wanted, renamed)
@@ -320,10 +323,10 @@ def _plan_routes(
 
 
 def _check_not_rewritten(
-    change_log: ChangeLog, session: SubscriptionSession, chosen: Collection[QualifiedName], window: Window
+    change_log: ChangeLog, session: SubscriptionSession, since: Mapping[QualifiedName, Lsn], window: Window
 ) -> None:
     rewrites = rewrites_in(change_log, window, change_log.summary(window))
-    tables = sorted(set(rewrites.published(session.subscription.publications)) & set(chosen))
+    tables = sorted(first_rewrites(since, rewrites, session.subscription.publications, NOT_RENAMED))
     if tables:
         raise SubscriberNotReady(
             f"the publisher has rewritten {', '.join(map(str, tables))} in that range",

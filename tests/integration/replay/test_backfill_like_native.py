@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from cdc_replay.commands.backfill import backfill
+from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName
 from fixtures.postgres import Database
 from fixtures.twin import Twin
 
@@ -177,3 +180,35 @@ def test_update_of_a_row_of_another_origin_inserts_none(twin: Twin) -> None:
 
     assert updated.after == {"t": [(1, 1, None, "own")]}
     updated.check()
+
+
+COPIED_AGAIN = {
+    "unsent DELETE": ("insert, update", "delete from t where id = 11"),
+    "row filter": ("insert, update, delete", "alter publication p set table t where (id < 10)"),
+}
+"""What is published, and why a copy does not have row 11 any more."""
+
+
+@pytest.mark.parametrize("reason", COPIED_AGAIN)
+def test_row_that_a_later_copy_does_not_have_stays_away(twin: Twin, reason: str) -> None:
+    """R7.4: what the range says of it is older than the copy."""
+    publish, change = COPIED_AGAIN[reason]
+    twin.publisher.run(f"""
+        {PUBLISHER}; insert into t values (1, 0);
+        create publication p for table t with (publish = '{publish}')
+    """)
+    twin.subscribe("s", "p", tables=SUBSCRIBER)
+    inserted = apply_range(twin, "insert into t values (2, 0), (11, 0)")
+    twin.publish(change)
+    snapshot(twin.config, "s", tables=[QualifiedName("public", "t")])
+    twin.sync_ours()
+    inserted.fill()
+    assert inserted.ours.rows("select id from t order by id") == [(1,), (2,)]
+
+    # What follows the copy is repaired as ever, though the range begins before it.
+    twin.publish("insert into t values (3, 0);\nupdate t set a = 1 where id = 3")
+    later = dataclasses.replace(inserted, end=twin.position())
+    twin.sync_ours()
+    inserted.ours.run("delete from t where id = 3")
+    later.fill()
+    assert inserted.ours.rows("select id, a from t order by id") == [(1, 0), (2, 0), (3, 1)]
