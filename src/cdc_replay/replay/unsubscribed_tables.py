@@ -21,6 +21,7 @@ the subscriber is recorded to that table's present name, both were renamed alike
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -63,11 +64,18 @@ def tables_renamed_alike(
 def tables_renamed_to(
     change_log: ChangeLog, after: Lsn, names: Collection[QualifiedName]
 ) -> Mapping[RelationId, QualifiedName]:
-    """The publisher's tables that have one of `names` now, and had none of them before, with that name."""
+    """The publisher's tables that have one of `names` now, and had none of them before, with that name.
+
+    Not one that has taken the name over from another table: that one's changes were sent under it.
+    """
+    histories = _names_since(change_log, after)
+    holders = Counter(name for history in histories.values() for name in set(history))
     return {
         relation: history[-1]
-        for relation, history in _names_since(change_log, after).items()
-        if history[-1] in names and all(name == history[-1] or name not in names for name in history)
+        for relation, history in histories.items()
+        if history[-1] in names
+        and holders[history[-1]] == 1
+        and all(name == history[-1] or name not in names for name in history)
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cdc_replay.commands.backfill import backfill
+from cdc_replay.commands.setup import setup
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
@@ -212,3 +213,22 @@ def test_row_that_a_later_copy_does_not_have_stays_away(twin: Twin, reason: str)
     inserted.ours.run("delete from t where id = 3")
     later.fill()
     assert inserted.ours.rows("select id, a from t order by id") == [(1, 0), (2, 0), (3, 1)]
+
+
+def test_changes_of_a_table_that_took_the_name_over_count_from_then_on(twin: Twin) -> None:
+    """R8.1: natively a change goes to the table that has the published name at that time."""
+    twin.publisher.run(f"{PUBLISHER}; create publication p for all tables; insert into t values (1, 0)")
+    twin.subscribe("s", "p", tables=SUBSCRIBER)
+    twin.sync()
+    for database in (twin.publisher, twin.pairs["s"].ours, twin.pairs["s"].native):
+        database.run(PUBLISHER.replace("table t", "table second"))
+    setup(twin.config, "pub")
+
+    exchanged = apply_range(
+        twin,
+        """insert into second values (7, 0);\ninsert into t values (3, 0);\nalter table t rename to first;
+        alter table second rename to t;\ninsert into t values (8, 0);\nupdate t set a = 1""",
+    )
+
+    assert exchanged.after == {"t": [(1, 0, None, "own"), (3, 0, None, "own"), (8, 1, None, "own")]}
+    exchanged.check()
