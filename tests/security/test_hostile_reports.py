@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from cdc_replay.subscriber.history import ValidationRecord
+from cdc_replay.validate.html_report import write_page
+from cdc_replay.validate.report_context import ReportContext
 from fixtures.postgres import Database
 from integration.validate.bench import Bench
 
@@ -77,3 +81,19 @@ def test_pages_show_texts_of_the_databases(bench: Bench, browser_page: Page) -> 
         browser_page.goto(page.as_uri())
         for who in ("schema", "table", "column", "filter", "missing", "unexpected"):
             assert script(who) in browser_page.locator("body").inner_text(), (page, who)
+
+
+def test_a_link_to_an_earlier_report_runs_no_script(bench: Bench, browser_page: Page) -> None:
+    """Its address is what the subscriber keeps, whose superuser is trusted with nothing elsewhere."""
+    verdict = bench.validate()
+    now = dt.datetime.now(dt.UTC)
+    address = "javascript:void(document.title='ran')"
+    record = ValidationRecord(now, "0/1", True, 1, 0, 0, 1.0, address)
+    context = ReportContext("shop", ("p",), earlier=(record,))
+    write_page(verdict, context, now=now, run_page=verdict.data_docs)
+
+    browser_page.goto(verdict.report.as_uri())
+    browser_page.locator(".trend a").click()
+    browser_page.wait_for_timeout(200)
+
+    assert browser_page.title() != "ran"

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from cdc_replay.compare.difference import Difference, DifferenceKind
 from cdc_replay.model.count import count_in_words, rows_differ
@@ -224,7 +225,7 @@ def _trend(verdict: Verdict, earlier: tuple[ValidationRecord, ...]) -> str:
         return ""
     holding = sum(record.consistent for record in earlier) + (not _differs(verdict))
     marks = "".join(
-        f'<a class="{"" if record.consistent else "fails"}" href="{escape(record.report)}"'
+        f'<a class="{"" if record.consistent else "fails"}" href="{_file(record)}"'
         f' title="{escape(_of_earlier(record))}" aria-label="{escape(_of_earlier(record))}"></a>'
         for record in reversed(earlier)
     )
@@ -235,6 +236,11 @@ def _trend(verdict: Verdict, earlier: tuple[ValidationRecord, ...]) -> str:
         f'<section class="card"><h2>Trend</h2><p class="soft">{holding} of the last {len(earlier) + 1}'
         f' validations {saw}.</p><div class="trend">{marks}{this}</div></section>'
     )
+
+
+def _file(record: ValidationRecord) -> str:
+    """The address of its page, beside this one: the subscriber keeps its name, which may be a script."""
+    return quote(record.report, safe="")
 
 
 def _differs(verdict: Verdict) -> bool:
