@@ -16,6 +16,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -202,7 +203,7 @@ def _of_tables(
         transaction = table.parked_transaction
         if transaction is not None:
             key = AlarmKey(subject, AlarmKind.PARKED.value, table.table)
-            hint = way_out(name, f" --table {table.table}", transaction, _own_hint(table.state))
+            hint = way_out(name, f" --table {shlex.quote(table.table)}", transaction, _own_hint(table.state))
             text = f"table {table.table} is parked, before transaction {transaction}"
             yield Alarm(key, Severity.WARNING, text, hint, lsn=transaction)
         elif table.sync is TableSync.DROPPED:

@@ -250,6 +250,6 @@ def _not_computable(column: TableColumn, table: QualifiedName, reason: str) -> I
         f'cannot evaluate a row filter that reads column "{column.name}" of table "{table}": {reason}',
         detail=f"Its value was not sent, and has to be computed with what is built-in.{expression}",
         hint="Publish generated columns (18: publish_generated_columns = stored), or let the filter read the"
-        f" columns behind it, then copy the table again: `cdc-replay snapshot … --table {table}`.",
+        f" columns behind it, then copy the table again: `cdc-replay snapshot … --table {table.argument}`.",
         rule="R3.13",
     )

@@ -102,7 +102,7 @@ def unprintable_filter(table: QualifiedName, row_filter: RowFilter, reason: str)
         f'cannot evaluate a row filter of table "{table}": {reason}',
         detail=f"The filter is {row_filter.sql}.",
         hint="PostgreSQL stores no such filter. Check who can write the files of the change log, then copy"
-        f" the table again: `cdc-replay snapshot … --table {table}`.",
+        f" the table again: `cdc-replay snapshot … --table {table.argument}`.",
         rule="R5.3",
     )
 

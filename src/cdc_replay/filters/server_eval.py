@@ -181,7 +181,7 @@ def _check_known(batch: pa.RecordBatch, check: ServerCheck, selected: Mapping[st
                 " identity, the columns from which it is computed are not."
                 f"{_describe_row(batch, check, (source, int(index)))}",
                 hint="Set the table's REPLICA IDENTITY to FULL, or to an index that has these columns too,"
-                f" then copy the table again: `cdc-replay snapshot … --table {check.table}`.",
+                f" then copy the table again: `cdc-replay snapshot … --table {check.table.argument}`.",
                 rule="R3.13",
             )
 
@@ -260,6 +260,7 @@ def _filter_error(
         + (f" (SQLSTATE {failure.sqlstate})" if failure.sqlstate else ""),
         detail=f"The filter{whose} is {filter_sql}.{described}",
         hint="Decoding for a native subscription stops at this change for good. Change the filter so that it"
-        f" holds for every row, then copy the table again: `cdc-replay snapshot … --table {check.table}`.",
+        " holds for every row, then copy the table again:"
+        f" `cdc-replay snapshot … --table {check.table.argument}`.",
         rule="R1.36",
     )

@@ -19,6 +19,7 @@ The errors of servers are multi-line texts with a HINT, which is their remedy.
 from __future__ import annotations
 
 import datetime as dt
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -170,7 +171,9 @@ def _differences(subscription: SubscriptionStatus, tables: Iterable[TableStatus]
         )
     for table in tables:
         if table.differing_buckets:
-            repair = f"`cdc-replay validate {name} --tables {table.table} --repair` repairs them."
+            repair = (
+                f"`cdc-replay validate {name} --tables {shlex.quote(table.table)} --repair` repairs them."
+            )
             yield Problem(subject, f"table {table.table}: {table.proof}", repair)
 
 
@@ -178,7 +181,7 @@ def _of_tables(name: str, tables: Iterable[TableStatus]) -> Iterator[Problem]:
     for table in tables:
         message, hint = split_hint(table.state)
         if table.parked_transaction is not None:
-            remedy = way_out(name, f" --table {table.table}", table.parked_transaction, hint)
+            remedy = way_out(name, f" --table {shlex.quote(table.table)}", table.parked_transaction, hint)
         elif table.sync is TableSync.DROPPED:
             remedy = f"Create it again, or run `cdc-replay refresh {name}`."
         else:
@@ -235,7 +238,7 @@ def _proofs_of_tables(name: str, tables: Iterable[TableStatus], now: dt.datetime
         proof = table.proof or "never validated"
         proof = proof if age is None else f"its proof is {duration_in_words(age)} old"
         message = f"table {table.table}: {proof}, at most {duration_in_words(bound)} are allowed"
-        remedy = f"Run `cdc-replay validate {name} --tables {table.table}`."
+        remedy = f"Run `cdc-replay validate {name} --tables {shlex.quote(table.table)}`."
         yield Problem(f"subscription {name}", message, remedy)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+import shlex
 from dataclasses import dataclass
 from typing import Final, NewType
 
@@ -44,6 +45,11 @@ class QualifiedName:
         if "." in schema or schema.startswith('"'):
             schema = '"{}"'.format(schema.replace('"', '""'))
         return f"{schema}.{self.name}"
+
+    @property
+    def argument(self) -> str:
+        """Its text as one word of a shell: people copy commands, and owners of tables choose names."""
+        return shlex.quote(str(self))
 
 
 class ReplicaIdentity(enum.Enum):

@@ -266,7 +266,7 @@ def _names_its_transaction(reason: Exception | None) -> bool:
 
 
 def _remedy(subscription: str, table: QualifiedName, transaction: Lsn) -> str:
-    command = f"cdc-replay resume {subscription} --table {table}"
+    command = f"cdc-replay resume {subscription} --table {table.argument}"
     return (
         f"\nThen run `{command}`; or leave out what the transaction that committed at"
         f" {transaction} does to the table: `{command} --skip {transaction}`."

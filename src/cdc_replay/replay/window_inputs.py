@@ -132,13 +132,13 @@ def _read_tables(session: SubscriptionSession, upto: Lsn) -> TableSurvey:
 
 def _check_no_gap(change_log: ChangeLog, subscription: str, lagging: Mapping[QualifiedName, Lsn]) -> None:
     start = change_log.header.start_lsn
-    stale = [str(name) for name, lsn in lagging.items() if lsn < start]
+    stale = [name for name, lsn in lagging.items() if lsn < start]
     if stale:
         raise SubscriberNotReady(
             f'subscription "{subscription}" needs changes from before the change log',
-            detail=f"The log starts at {start}; these tables end before it: {', '.join(stale)}.",
+            detail=f"The log starts at {start}; these tables end before it: {', '.join(map(str, stale))}.",
             hint="Copy them again: `cdc-replay snapshot {} {}`.".format(
-                subscription, " ".join(f"--table {name}" for name in stale)
+                subscription, " ".join(f"--table {name.argument}" for name in stale)
             ),
             rule="R1.33",
         )

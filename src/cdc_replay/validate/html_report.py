@@ -415,6 +415,6 @@ def _remedies(subscription: str, repair: str | None, table: TableVerdict) -> Ite
         )
     if table.fails and kinds:
         yield (
-            f"<code>cdc-replay snapshot {escape(subscription)} --table {escape(str(table.name))}</code> "
+            f"<code>cdc-replay snapshot {escape(subscription)} --table {escape(table.name.argument)}</code> "
             "copies the table again."
         )

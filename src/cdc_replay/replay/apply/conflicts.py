@@ -221,7 +221,7 @@ def ambiguous_key(target: QualifiedName, count: int, keys: list[str]) -> ApplyCo
         " rows with equal keys.",
         hint="On the publisher, give the partitions REPLICA IDENTITY FULL,"
         " or an index that contains the partition key, and copy the table again with"
-        f" `cdc-replay snapshot SUBSCRIPTION --table {target}`.",
+        f" `cdc-replay snapshot SUBSCRIPTION --table {target.argument}`.",
         rule="R8.12",
         table=(target.schema, target.name),
     )
@@ -250,7 +250,7 @@ def unknown_value(
         " TOAST values. The change log does not have the value, and on the publisher the row is deleted or"
         f" the value has changed.{more}",
         hint="No NULL is stored instead. If the table is published,"
-        f" copy it again: `cdc-replay snapshot SUBSCRIPTION --table {target}`.",
+        f" copy it again: `cdc-replay snapshot SUBSCRIPTION --table {target.argument}`.",
         rule="R4.6",
         table=(target.schema, target.name),
     )

@@ -85,7 +85,7 @@ class ArrowCheck:
                 f'cannot evaluate a row filter of table "{self.table}"',
                 detail="A change from before a column had its present type meets the present filter: without"
                 " event triggers, that acts from the beginning of a pull on.",
-                hint=f"Copy the table again: `cdc-replay snapshot … --table {self.table}`.",
+                hint=f"Copy the table again: `cdc-replay snapshot … --table {self.table.argument}`.",
                 rule="R9.10",
             ) from error
 

@@ -173,14 +173,16 @@ def _lost_value_error(
     subscription, target = plan.session.subscription, table.name
     columns = [f'"{name}"' for name, kind in zip(table.columns, row.kinds, strict=True) if kind == "u"]
     suffix = f" There are {more} more such rows in this window." if more else ""
-    table_option = f" --table {target}" if subscription.on_failure is FailurePolicy.TABLE else ""
+    table_option = f" --table {target.argument}" if subscription.on_failure is FailurePolicy.TABLE else ""
     resume = f"cdc-replay resume {subscription.name}{table_option}"
     remedies = [
         f"store NULL as a native subscription does: `{resume} --accept-null`",
         f"leave the transaction out: `{resume} --skip {row.commit_lsn}`",
     ]
     if target in _published(subscription, change_log):
-        remedies.append(f"copy the table again: `cdc-replay snapshot {subscription.name} --table {target}`")
+        remedies.append(
+            f"copy the table again: `cdc-replay snapshot {subscription.name} --table {target.argument}`"
+        )
     error = UnchangedToastLost(
         f'a row enters table "{target.schema}"."{target.name}" without a value of column'
         f" {', '.join(columns)}",
