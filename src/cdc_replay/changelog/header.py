@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from cdc_replay.changelog.segment import RESTORE
-from cdc_replay.errors import ChangeLogDamaged
+from cdc_replay.errors import ChangeLogDamaged, InvalidLsn
 from cdc_replay.model.database import Database
 from cdc_replay.model.lsn import Lsn
 
@@ -45,7 +45,7 @@ class LogHeader:
         """The header in the properties of the log at `uri`.
 
         Raises:
-            ChangeLogDamaged: if a property is missing, or the log has another format.
+            ChangeLogDamaged: if a property is missing or unreadable, or the log has another format.
         """
         try:
             header = cls(
@@ -61,6 +61,12 @@ class LogHeader:
             raise ChangeLogDamaged(
                 f'"{uri}" is not a change log of cdc-replay',
                 detail=f"Its table lacks {error}.",
+                hint=RESTORE,
+            ) from None
+        except (ValueError, InvalidLsn) as error:
+            raise ChangeLogDamaged(
+                f'the properties of "{uri}" are not those of a change log',
+                detail=f"A property cannot be read: {error}",
                 hint=RESTORE,
             ) from None
         if (log_format := configuration.get(_PREFIX + "format")) != FORMAT:

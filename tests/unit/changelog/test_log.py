@@ -255,6 +255,17 @@ def test_a_delta_table_that_is_no_change_log_is_refused(tmp_path: Path) -> None:
         ChangeLog.open(str(tmp_path / "log"))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("timeline", "one"), ("start_lsn", "0"), ("database_oid", "9" * 5000)]
+)
+def test_a_property_that_is_no_number_or_position_is_damage(
+    uri: str, log: ChangeLog, name: str, value: str
+) -> None:
+    properties = log.header.to_configuration() | {f"cdc_replay.{name}": value}
+    with pytest.raises(ChangeLogDamaged, match="not those of a change log"):
+        LogHeader.from_configuration(uri, properties)
+
+
 def test_a_failed_write_leaves_nothing_that_readers_see(log: ChangeLog, uri: str) -> None:
     def breaks() -> Iterator[pa.RecordBatch]:
         yield transaction(110, 50_000)
