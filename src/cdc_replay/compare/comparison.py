@@ -50,7 +50,7 @@ from cdc_replay.errors import MissingPrivilege, PublisherNotReady, bounded
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.proof import BUCKET_BITS, BUCKETS
 from cdc_replay.postgres.connection import translated_errors
-from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables
+from cdc_replay.postgres.planned_tables import PlannedTable, check_unchanged, lock_planned_tables
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.subscriber.as_owner import TargetSession, act_on
 from cdc_replay.subscriber.target_checks import missing_columns
@@ -220,8 +220,18 @@ def compare_table(
             act_on(fence.subscriber, [validated.target], only_reads=True) as sessions,
         ):
             session = sessions.session_for(validated.target)
-            pair = _lock_pair(fence, session, validated, validated.target)
+            planned = [PlannedTable.from_catalog(validated.table.table)]
+            lock_planned_tables(fence.publisher, planned)
+            pair = TablePair.from_tables(
+                validated.table,
+                validated.target,
+                fence.publisher,
+                fence.subscriber,
+                session,
+                only_key=not validated.full,
+            )
             compared = _compare(fence, session, pair, chosen, listed_keys, with_values=with_values)
+            check_unchanged(fence.publisher, planned)
             return dataclasses.replace(
                 compared, definition=_definition(validated, pair), chosen=frozenset(chosen)
             )
@@ -271,16 +281,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, psycopg.Error):
         return bounded(error.diag.message_primary or str(error))
     return str(error)
-
-
-def _lock_pair(
-    fence: ComparisonFence, session: TargetSession, validated: ValidatedTable, target: TargetTable
-) -> TablePair:
-    synced = validated.table
-    lock_planned_tables(fence.publisher, [PlannedTable.from_catalog(synced.table)])
-    return TablePair.from_tables(
-        synced, target, fence.publisher, fence.subscriber, session, only_key=not validated.full
-    )
 
 
 def _compare(

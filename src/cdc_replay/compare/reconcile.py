@@ -38,7 +38,7 @@ from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
-from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables
+from cdc_replay.postgres.planned_tables import PlannedTable, check_unchanged, lock_planned_tables
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.subscriber.apply_connection import (
     connect_as_apply_worker,
@@ -252,7 +252,8 @@ def _compare_and_stage(
         logger.info(
             "subscription %s: comparing %s at %s", request.subscription, synced.table.name, request.lsn
         )
-        lock_planned_tables(publisher, [PlannedTable.from_catalog(synced.table)])
+        planned = [PlannedTable.from_catalog(synced.table)]
+        lock_planned_tables(publisher, planned)
         target = targets[synced.table.name]
         with (
             comparison_errors(synced.table.name),
@@ -269,6 +270,7 @@ def _compare_and_stage(
             pair, unequal = _find_unequal_buckets(pair, publisher, subscriber, session)
         failpoint("reconcile.after_digests")
         staged = stage(pair, index, unequal.buckets, publisher, subscriber)
+        check_unchanged(publisher, planned)
         compared.append(_ComparedPair(staged, unequal.bytes + staged.bytes, time.monotonic() - started))
         logger.info(
             "subscription %s: %s compared (%d of %d): %d buckets differ, %d rows of them read, %d bytes",

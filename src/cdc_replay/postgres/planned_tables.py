@@ -15,12 +15,16 @@ checked; it cannot change before the transaction ends.
 
 Catalog queries would use the transaction's snapshot, which may be older. LOCK TABLE requires SELECT on the
 whole table, while reading needs it on some columns only.
+
+What was done to a table between the snapshot and the lock cannot be seen in its rows. TRUNCATE and rewrites
+give it another file, which has none of the rows for an older snapshot, and a partitioned table is read with
+the partitions of now. So who reads rows checks that afterwards (`check_unchanged`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -54,6 +58,38 @@ _RELATION: Final = """
            pg_catalog.pg_relation_filenode(%(oid)s::oid) is not null,
            pg_catalog.pg_describe_object(
                'pg_catalog.pg_class'::regclass, pg_catalog.to_regclass(%(name)s)::oid, 0)
+"""
+
+
+# Catalog rows are as of the snapshot; functions return what is there now.
+_CHANGED_TABLES: Final = """
+    with recursive requested (oid) as (
+        select unnest(%s::oid[])
+    ),
+    before (oid) as (
+        select requested.oid from requested
+        union
+        select inhrelid
+        from before
+        join pg_catalog.pg_class as class on class.oid = before.oid and class.relkind = 'p'
+        join pg_catalog.pg_inherits on inhparent = before.oid
+    ),
+    now (oid) as (
+        select requested.oid from requested
+        union
+        select relid::oid from requested, pg_catalog.pg_partition_tree(requested.oid)
+    )
+    select case
+        when class.oid is null then pg_catalog.pg_describe_object('pg_catalog.pg_class'::regclass, now.oid, 0)
+        else pg_catalog.format('%%I.%%I', nspname, relname)
+    end
+    from before
+    full join now using (oid)
+    left join pg_catalog.pg_class as class on class.oid = before.oid
+    left join pg_catalog.pg_namespace as namespace on namespace.oid = relnamespace
+    where before.oid is null or now.oid is null
+        or coalesce(pg_catalog.pg_relation_filenode(class.oid), 0) <> relfilenode
+    order by 1
 """
 
 
@@ -165,6 +201,28 @@ def lock_planned_tables(connection: Connection, tables: Iterable[PlannedTable]) 
     for table in tables:
         with publisher_read_errors(table.name):
             _lock(connection, table)
+
+
+def check_unchanged(connection: Connection, tables: Sequence[PlannedTable]) -> None:
+    """Check that the snapshot saw all rows of these tables, and of their partitions, when they were read.
+
+    The tables are locked; the locks of partitions were taken by reading them. VACUUM FULL and CLUSTER, which
+    keep old rows, look like a rewrite.
+
+    Raises:
+        PublisherNotReady: naming the tables that lost or gained rows.
+        MissingPrivilege, ServerUnavailable: as every statement.
+    """
+    action = f'cannot read table "{tables[0].name}" of the publisher' if tables else ""
+    with translated_errors(action):
+        rows = connection.execute(_CHANGED_TABLES, ([table.oid for table in tables],)).fetchall()
+    if rows:
+        raise PublisherNotReady(
+            f"{action}: {', '.join(name for (name,) in rows)} was truncated, rewritten, attached or detached"
+            " meanwhile",
+            hint=_RUN_AGAIN,
+            rule="R7.6",
+        )
 
 
 def _lock(connection: Connection, table: PlannedTable) -> None:

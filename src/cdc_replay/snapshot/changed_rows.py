@@ -25,7 +25,7 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.copy import CopyTarget, copy_across, subscriber_write_errors
 from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.postgres.identifiers import commas
-from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables, same_key
+from cdc_replay.postgres.planned_tables import PlannedTable, check_unchanged, lock_planned_tables, same_key
 from cdc_replay.snapshot.copy_chunk import CopySettings, TableCopy, subscriber_connection
 from cdc_replay.snapshot.fingerprint import KeyColumn
 from cdc_replay.snapshot.plan import PageSlice, select
@@ -145,7 +145,8 @@ def _stage(
 ) -> ChangedRowsPart:
     started = time.monotonic()
     table, settings = changed.table, changed.settings
-    lock_planned_tables(source, map(PlannedTable.from_catalog, changed.leaves))
+    leaves = tuple(map(PlannedTable.from_catalog, changed.leaves))
+    lock_planned_tables(source, leaves)
     point = settings.snapshot.consistent_point
     rows_table, keys_table = (
         staging_name(settings.subscription, table.name, point, f"{kind}{task_id}") for kind in "rk"
@@ -157,6 +158,7 @@ def _stage(
         queries = itertools.chain.from_iterable(map(changed.queries, _batches_of_keys(key_arrays)))
         target = CopyTarget(staging_table(rows_table), table.name, table.columns, is_new=True)
         copied = copy_across(source, queries, destination, target, settings.pace())
+        check_unchanged(source, leaves)
         _add_keys_of_rows(destination, changed.key, rows_table, keys_table)
     seconds = time.monotonic() - started
     return ChangedRowsPart(rows_table, keys_table, copied.rows, count, copied.bytes, seconds)

@@ -30,11 +30,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from psycopg import sql
 
-from cdc_replay.errors import CdcReplayError, PublisherNotReady
+from cdc_replay.errors import CdcReplayError
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready, TableState
@@ -48,7 +48,12 @@ from cdc_replay.postgres.copy import (
     subscriber_write_errors,
 )
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
-from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables, publisher_read_errors
+from cdc_replay.postgres.planned_tables import (
+    PlannedTable,
+    check_unchanged,
+    lock_planned_tables,
+    publisher_read_errors,
+)
 from cdc_replay.snapshot.indexes import indexes_rebuilt_after
 from cdc_replay.snapshot.staging import (
     StagedChunk,
@@ -127,8 +132,8 @@ class TableCopy:
 class ChunkCopy:
     """One chunk: the sources of its rows, and its staging table; None: COPY into the target.
 
-    `tables` are read; the files of `leaves` (oids) must stay the same. `description` is the comment of the
-    staging table, without rows and bytes; None if no later run could use it.
+    `tables` are read. `description` is the comment of the staging table, without rows and bytes; None if no
+    later run could use it.
     """
 
     table: TableCopy
@@ -137,7 +142,6 @@ class ChunkCopy:
     tables: tuple[PlannedTable, ...]
     bytes: int
     staging: str | None
-    leaves: tuple[int, ...] = ()
     description: StagedChunk | None = None
 
 
@@ -162,15 +166,6 @@ class FailedChunk:
 
 
 ChunkResult: TypeAlias = CopiedChunk | FailedChunk
-
-# The catalog row is as of the snapshot, the function returns the current file.
-CHANGED_FILES: Final = """
-    select pg_catalog.format('%%I.%%I', nspname, relname)
-      from pg_catalog.pg_class as class
-      join pg_catalog.pg_namespace as namespace on namespace.oid = relnamespace
-     where class.oid = any (%s::oid[])
-       and pg_catalog.pg_relation_filenode(class.oid) is distinct from relfilenode
-"""
 
 
 def copy_chunks(settings: CopySettings, chunks: Sequence[ChunkCopy]) -> Iterator[ChunkResult]:
@@ -226,6 +221,7 @@ def _copy(
             return 0, 0
         with act_on(destination, [table.target]) as sessions:
             copied = _fill(settings, chunk, source, destination, sessions.session_for(table.target))
+        check_unchanged(source, chunk.tables)
         check_names(destination, {table.name: table.relation})
         failpoint("snapshot.mid_copy")
         set_table_state(destination, settings.subscription, table.name, Ready(point))
@@ -264,31 +260,13 @@ def _stage(
         create_staging(destination, staging, table.target, table.columns)
         target = CopyTarget(staging_table(staging), table.name, table.columns, is_new=True)
         copied = copy_across(source, chunk.sources, destination, target, settings.pace())
-        _check_files(source, chunk)
+        check_unchanged(source, chunk.tables)
         failpoint("snapshot.mid_copy")
         if chunk.description is not None:
             description = dataclasses.replace(chunk.description, rows=copied.rows, bytes=copied.bytes)
             describe_staging(destination, staging, description)
     failpoint("snapshot.after_chunk")
     return copied.rows, copied.bytes
-
-
-def _check_files(source: Connection, chunk: ChunkCopy) -> None:
-    """Check that the chunk was read from the files that the snapshot's catalog names.
-
-    Raises:
-        PublisherNotReady: if a table has another file now.
-    """
-    action = f'cannot read table "{chunk.table.name}" of the publisher'
-    with translated_errors(action):
-        rows = source.execute(CHANGED_FILES, [list(chunk.leaves)]).fetchall()
-    if rows:
-        raise PublisherNotReady(
-            f"{action}: {', '.join(name for (name,) in rows)} was truncated or rewritten while it was copied",
-            detail=f"The copy is as of {chunk.description.lsn}." if chunk.description else None,
-            hint="Run the command again: the table is copied from the start.",
-            rule="R7.6",
-        )
 
 
 def claim_table(connection: Connection, subscription: str, table: TableCopy) -> bool:

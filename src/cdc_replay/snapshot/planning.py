@@ -269,8 +269,7 @@ def _chunks(
         point = request.snapshot.consistent_point
         name = staging_name(request.subscription, table.name, point, chunk.chunk_id)
         description = _description(request, planned, chunk)
-        leaves = tuple({pages.leaf: None for pages in description.pages}) if description else ()
-        yield ChunkCopy(table, chunk.chunk_id, sources, tables_read, chunk.bytes, name, leaves, description)
+        yield ChunkCopy(table, chunk.chunk_id, sources, tables_read, chunk.bytes, name, description)
 
 
 def _description(request: SnapshotRequest, planned: TablePlan, chunk: Chunk) -> StagedChunk | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,17 @@ from typing import Any
 import pytest
 
 from cdc_replay.commands.refresh import refresh
-from cdc_replay.errors import ApplyConflict, InvalidFilter, SubscriberLocked, TargetMismatch
+from cdc_replay.errors import (
+    ApplyConflict,
+    InvalidFilter,
+    PublisherNotReady,
+    SubscriberLocked,
+    TargetMismatch,
+)
 from cdc_replay.model.results import RefreshResult
 from cdc_replay.model.table_state import Ready
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables
 from fixtures.native import NativeSubscription
 from fixtures.postgres import Database
 from fixtures.twin import Twin
@@ -441,3 +450,24 @@ def test_refusal_changes_nothing(orders: Twin) -> None:
     assert (texts(ours), orders.states("s")) == (before, states)
     assert changed(reconcile(orders)) == (10, 0, 40)
     check(orders, ORDERS)
+
+
+@pytest.mark.parametrize("change", ["alter table t add note float default random()", "truncate t"])
+def test_rows_that_the_snapshot_does_not_see_any_more_are_not_deleted(
+    orders: Twin, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """TRUNCATE and rewrites hide rows from earlier snapshots; a rewrite sends none of them again."""
+
+    def change_and_lock(connection: Connection, tables: Iterable[PlannedTable]) -> None:
+        orders.publisher.run(change)
+        lock_planned_tables(connection, tables)
+
+    before = texts(orders.pairs["s"].ours)
+    with monkeypatch.context() as patched:
+        patched.setattr("cdc_replay.compare.reconcile.lock_planned_tables", change_and_lock)
+        with pytest.raises(PublisherNotReady, match="truncated, rewritten, attached or detached"):
+            reconcile(orders)
+    assert texts(orders.pairs["s"].ours) == before
+
+    orders.pairs["s"].ours.run("alter table t add if not exists note float")
+    assert reconcile(orders).deleted == (50 if change == "truncate t" else 0)

@@ -13,7 +13,7 @@ from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.errors import MissingPrivilege, PublisherNotReady
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.exported_snapshot import export_snapshot, import_snapshot
-from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables
+from cdc_replay.postgres.planned_tables import PlannedTable, check_unchanged, lock_planned_tables
 from fixtures.native import wait_for
 from fixtures.postgres import Database
 
@@ -164,3 +164,30 @@ def test_a_table_turned_into_a_view_is_refused(publisher: Database, reader: Conn
         publisher.run(rule)
         with pytest.raises(PublisherNotReady, match="stores no rows any more, and is view public"):
             lock_planned_tables(reader, [table])
+
+
+@pytest.mark.parametrize(
+    ("change", "table", "changed"),
+    [
+        ('truncate "T t"', "T t", 'public."T t"'),
+        ('alter table "T t" add r float default random()', "T t", 'public."T t"'),
+        ("truncate leaf", "root", "public.leaf"),
+        ("alter table root detach partition leaf", "root", "public.leaf"),
+        ("alter table root detach partition leaf; drop table leaf", "root", "public.leaf"),
+        ("create table new partition of root for values from (10) to (19)", "root", "table public.new"),
+        ("insert into root values (1); create index on root (id); analyze root", "root", None),
+    ],
+)
+def test_a_snapshot_that_lacks_rows_of_a_table_is_noticed(
+    publisher: Database, reader: Connection, change: str, table: str, changed: str | None
+) -> None:
+    """TRUNCATE and rewrites hide rows from earlier snapshots; a root is read with its partitions of now."""
+    read = planned(reader, table)
+    publisher.run(change)
+    lock_planned_tables(reader, [read])
+    if changed is None:
+        check_unchanged(reader, [read])
+        return
+    with pytest.raises(PublisherNotReady, match="truncated, rewritten, attached or detached") as error:
+        check_unchanged(reader, [read])
+    assert f": {changed} was" in error.value.message

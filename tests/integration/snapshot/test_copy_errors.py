@@ -17,6 +17,7 @@ from cdc_replay.errors import (
 from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.snapshot.copy_chunk import FailedChunk, copy_chunks, subscriber_connection
 from cdc_replay.snapshot.copy_tables import load_tables
+from cdc_replay.snapshot.plan import CHUNK_BYTES
 from cdc_replay.snapshot.planning import plan_tables
 from fixtures.postgres import Database
 from integration.snapshot.copying import copy_tables, snapshot_request
@@ -166,22 +167,31 @@ def test_a_policy_of_a_partition_hides_nothing_from_who_reads_the_partitioned_ta
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("change", ["truncate t", "vacuum full t"])
+@pytest.mark.parametrize(
+    ("change", "key", "chunk_bytes"),
+    [
+        ("truncate t", "primary key", 64 * 1024),
+        ("vacuum full t", "primary key", 64 * 1024),
+        ("alter table t add r float default random()", "", 64 * 1024),
+        ("alter table t add r float default random()", "primary key", CHUNK_BYTES),
+    ],
+    ids=["truncated", "vacuumed", "without a key", "one chunk"],
+)
 def test_table_that_gets_another_file_under_the_snapshot_is_not_put_together(
-    spark: SparkSession, publisher: Database, subscriber: Database, change: str
+    spark: SparkSession, publisher: Database, subscriber: Database, change: str, key: str, chunk_bytes: int
 ) -> None:
-    publisher.run(
-        f"create table t (id int primary key, pad text); {FILLED}; create publication p for table t"
-    )
+    """TRUNCATE and rewrites hide rows from earlier snapshots; a rewrite sends none of them again."""
+    publisher.run(f"create table t (id int {key}, pad text); {FILLED}; create publication p for table t")
     subscriber.run("create table t (id int primary key, pad text)")
-    with snapshot_request(publisher.dsn, subscriber.dsn, "p", chunk_bytes=64 * 1024) as request:
+    with snapshot_request(publisher.dsn, subscriber.dsn, "p", chunk_bytes=chunk_bytes) as request:
         publisher.run(change)
         publisher.run("insert into t select n, 'new' from generate_series(5001, 9000) n")
         with import_snapshot(request.snapshot, purpose="test") as reader:
             assert reader.execute("select count(*) from public.t where id > 5000").fetchone() == (0,)
-        with pytest.raises(PublisherNotReady, match="truncated or rewritten while it was copied"):
+        with pytest.raises(PublisherNotReady, match="t was truncated, rewritten, attached or detached"):
             load_tables(spark, request)
-    copy_tables(spark, publisher, subscriber, "p", chunk_bytes=64 * 1024)
+    subscriber.run("alter table t add r float")
+    copy_tables(spark, publisher, subscriber, "p", chunk_bytes=chunk_bytes)
     content = "select count(*), min(id), max(id) from t"
     assert subscriber.rows(content) == publisher.rows(content)
 

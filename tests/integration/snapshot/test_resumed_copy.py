@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING
 import pytest
 from psycopg.errors import UniqueViolation
 
+from cdc_replay.errors import PublisherNotReady
 from cdc_replay.model.table_state import Copying, Ready
+from cdc_replay.snapshot.changed_rows import ChangedRows, ChangedRowsResult, stage_changed_rows
+from cdc_replay.snapshot.copy_tables import load_tables
 from cdc_replay.snapshot.staging import staged_chunks
 from fixtures.postgres import Database
 from integration.snapshot.copying import states_of
 from integration.snapshot.resumed import ResumedCopy
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -105,6 +108,28 @@ def test_only_missing_chunks_are_read_again(spark: SparkSession, copy: ResumedCo
     assert copy.killed_after(0) == chunks - 5
     copied = copy.completed(spark, ROWS)
     assert (copied.chunks_staged_before, copied.chunks_read) == (5, chunks - 5)
+
+
+def test_changed_rows_that_the_snapshot_does_not_see_any_more_are_not_taken_for_deleted(
+    spark: SparkSession, copy: ResumedCopy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy.publisher.run(f"{TABLE}; {FILLED}; create publication p for table t")
+    copy.subscriber.run(TABLE)
+    copy.begin("p")
+    copy.killed_after(1000)
+    copy.publisher.run("update t set a = -1 where id < 100")
+
+    def rewrite_and_stage(changed: ChangedRows, keys: DataFrame) -> tuple[ChangedRowsResult, ...]:
+        copy.publisher.run("alter table t add r float default random()")
+        return stage_changed_rows(changed, keys)
+
+    with monkeypatch.context() as patched, copy.request() as request:
+        patched.setattr("cdc_replay.snapshot.copy_tables.stage_changed_rows", rewrite_and_stage)
+        with pytest.raises(PublisherNotReady, match="t was truncated, rewritten, attached or detached"):
+            load_tables(spark, request)
+    assert copy.subscriber.rows("select from t") == []
+    copy.subscriber.run("alter table t add r float")
+    assert copy.completed(spark, "select id, a, pad, r from t").chunks_staged_before == 0
 
 
 def test_completely_staged_table_needs_no_chunk(spark: SparkSession, copy: ResumedCopy) -> None:

@@ -384,6 +384,22 @@ def test_table_that_is_not_at_the_fence_is_an_error_and_not_a_difference(orders:
     assert "parked at 0/10" in verdict.report.read_text()
 
 
+@pytest.mark.parametrize("change", ["truncate orders", "alter table orders add extra float default random()"])
+def test_rows_that_the_fence_does_not_see_any_more_are_an_error_and_no_difference(
+    orders: Bench, change: str
+) -> None:
+    """TRUNCATE and rewrites remove the rows for earlier snapshots, too."""
+    with orders.fence() as fence:
+        tables = orders.tables(fence)
+        orders.publisher.run(change)
+        verdict = orders.validate_at(fence, tables)
+
+    table = only_table(verdict)
+    assert table.error is not None
+    assert "public.orders was truncated, rewritten, attached or detached" in table.error
+    assert table.differences == ()
+
+
 def test_error_of_one_table_does_not_prevent_the_others(orders: Bench) -> None:
     """The filter divides by zero on the publisher: an error of that table, not a difference."""
     orders.both("create table ratios (id int primary key)")
