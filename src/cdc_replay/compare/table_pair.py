@@ -7,6 +7,7 @@ The publisher's rows are those of the initial copy: the filters of the listed re
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +19,7 @@ from cdc_replay.compare.buckets import Buckets
 from cdc_replay.compare.digest import TableSide, hash_of
 from cdc_replay.filters.names import NotPrintableError
 from cdc_replay.filters.printed import print_filters, print_for_subscriber
-from cdc_replay.model.publication import Table
+from cdc_replay.model.publication import Table, TableColumn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.identifiers import commas, names, table_reference
@@ -29,6 +30,14 @@ from cdc_replay.subscriber.target_tables import TargetTable
 
 KEEPS_TEXT: Final = ("text", "character varying")
 """Types whose input functions change no text."""
+
+WITH_LENGTH: Final = re.compile(r"character varying\(([0-9]+)\)")
+
+WITHIN_LENGTH: Final = """case when num_nulls({column}) = 0 then (
+    select case when rtrim(substr(value, {length} + 1), ' ') = '' then left(value, {length}) else value end
+    from format('%s', {column}) as value
+) end"""
+"""The input function cuts blanks and refuses other characters, which a cast would cut."""
 
 BY_TEXT: Final = "case when num_nulls({column}) = 0 then format('%s', {column})::{type} end"
 """Not `is null`, which is also true of a row of NULLs."""
@@ -178,15 +187,11 @@ def conversions(
     expressions: dict[str, sql.Composed] = {}
     for name in columns:
         target_type = target.column(name).base_type_sql
-        # Only types of pg_catalog are written without their schema.
-        converts = "." not in target_type and not target_type.startswith(KEEPS_TEXT)
         column = table.column(name)
+        # Only types of pg_catalog are written without their schema.
+        converts = "." not in target_type and target_type not in KEEPS_TEXT
         if converts and column.type_sql != target_type and _is_type(publisher, target_type):
-            gets_zone = target_type.startswith("timestamp") and target_type.endswith("with time zone")
-            by_zone = gets_zone and column.type_oid in WITHOUT_TIME_ZONE
-            expressions[name] = sql.SQL(IN_TIME_ZONE if by_zone else BY_TEXT).format(
-                column=sql.Identifier(name), type=sql.SQL(target_type), time_zone=sql.Literal(time_zone)
-            )
+            expressions[name] = _conversion(column, target_type, time_zone)
     return expressions
 
 
@@ -198,6 +203,17 @@ def _is_type(publisher: Connection, name: str) -> bool:
     """
     ((is_type,),) = publisher.execute(_IS_TYPE, (name,)).fetchall()
     return bool(is_type)
+
+
+def _conversion(column: TableColumn, target_type: str, time_zone: str) -> sql.Composed:
+    identifier = sql.Identifier(column.name)
+    if match := WITH_LENGTH.fullmatch(target_type):
+        return sql.SQL(WITHIN_LENGTH).format(column=identifier, length=sql.Literal(int(match[1])))
+    gets_zone = target_type.startswith("timestamp") and target_type.endswith("with time zone")
+    by_zone = gets_zone and column.type_oid in WITHOUT_TIME_ZONE
+    return sql.SQL(IN_TIME_ZONE if by_zone else BY_TEXT).format(
+        column=identifier, type=sql.SQL(target_type), time_zone=sql.Literal(time_zone)
+    )
 
 
 def common_key(table: Table, target: TargetTable, columns: Collection[str]) -> tuple[str, ...]:

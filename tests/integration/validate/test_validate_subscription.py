@@ -227,6 +227,28 @@ def test_another_type_on_the_subscriber_is_no_difference(bench: Bench) -> None:
     assert keys_by_kind(only_table(bench.validate())) == {DifferenceKind.DIFFERENT: ["id=1", "id=2"]}
 
 
+def test_a_shorter_text_on_the_subscriber_loses_trailing_blanks_only(bench: Bench) -> None:
+    """The input function of varchar(n) cuts blanks, and refuses other characters."""
+    bench.publisher.run(
+        """
+        create table t (id int primary key, value text, notes text[], pair text);
+        insert into t values (1, 'abc  ', '{"de   ",f}', '{ a,  b }'), (2, 'ab ', null, null),
+            (3, 'abcd', null, null), (4, null, null, null);
+        create publication p for table t where (id <> 3)
+        """
+    )
+    bench.subscriber.run(
+        "create table t (id int primary key, value varchar(3), notes varchar(3)[], pair text[])"
+    )
+    bench.copy()
+    assert bench.subscriber.rows("select notes[1] || '.' from t where id = 1") == [("de .",)]
+    assert bench.validate().success
+
+    bench.publisher.run("alter publication p set table t")
+    bench.subscriber.run("insert into t values (3, 'abc')")
+    assert keys_by_kind(only_table(bench.validate())) == {DifferenceKind.DIFFERENT: ["id=3"]}
+
+
 def test_quoted_names_and_extra_columns_of_the_subscriber(bench: Bench) -> None:
     bench.publisher.run(
         """
