@@ -12,11 +12,13 @@ so that a killed command holds its locks for seconds, not until the statement en
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import math
 import os
 import re
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
@@ -96,6 +98,9 @@ READ_ONLY_REMEDY: Final = (
 CUT_FACTOR: Final = 3
 """`connect_with_deadline` cuts the connection after this multiple of `seconds`: enough for a few queries."""
 
+_limit: Final = contextvars.ContextVar[tuple[contextlib.ExitStack, float] | None]("limit", default=None)
+"""Of the connections of `connections_end_after`: what ends their watch, and when they are cut."""
+
 _registering: Final = threading.Lock()
 _connections: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
 
@@ -143,6 +148,7 @@ def connect(
             connection.info.server_version, answer_seconds, "" if replication else str(parts.get("options"))
         )
         try:
+            _cut_at_limit(connection)
             with _cut_after(connection, answer_seconds):
                 connection.execute(_first_statements(pinned))
             connection.autocommit = autocommit
@@ -208,6 +214,26 @@ def _cut_after(connection: Connection, seconds: float | None) -> Iterator[None]:
             yield
         finally:
             timer.cancel()
+
+
+@contextlib.contextmanager
+def connections_end_after(seconds: float) -> Iterator[None]:
+    """Cut what this thread connects to in the context, once that many seconds of it have passed.
+
+    For work that keeps others waiting: a timeout of statements is the server's word.
+    """
+    with contextlib.ExitStack() as watched:
+        token = _limit.set((watched, time.monotonic() + seconds))
+        try:
+            yield
+        finally:
+            _limit.reset(token)
+
+
+def _cut_at_limit(connection: Connection) -> None:
+    if (limit := _limit.get()) is not None:
+        watched, ends_at = limit
+        watched.enter_context(_cut_after(connection, max(0.0, ends_at - time.monotonic())))
 
 
 def cancel_statement(connection: Connection) -> None:

@@ -1,7 +1,8 @@
 """Answers `why` for the page: the text that a terminal shows, without values of rows.
 
 The answer tells of rows that a row filter keeps from the subscriber too, so it needs more than the right to
-read: that to validate. One question at a time is answered by a process, within a bounded time per statement.
+read: that to validate. One question at a time is answered by a process, within a bounded time per statement,
+and in all.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.relation import QualifiedName
 
 STATEMENT_SECONDS: Final = 30
+ANSWER_SECONDS: Final = 300
+"""A server that does not keep to the first is cut off after these."""
 LONGEST: Final = 1000
 WIDTH: Final = 110
 """Characters of a line."""
@@ -45,6 +48,7 @@ def answer(subscription: str, question: RowQuestion) -> dict[str, str]:
     import psycopg
 
     from cdc_replay.commands.why import why
+    from cdc_replay.postgres.connection import connections_end_after
     from cdc_replay.terminal.why_view import explained_text
 
     if not _busy.acquire(blocking=False):
@@ -56,7 +60,8 @@ def answer(subscription: str, question: RowQuestion) -> dict[str, str]:
             config.timeouts, connect=config.timeouts.page, lock=config.timeouts.page, statement=limit
         )
         bounded = dataclasses.replace(config, timeouts=timeouts)
-        result = why(bounded, subscription, QualifiedName.parse(question.table), question.key)
+        with connections_end_after(ANSWER_SECONDS):
+            result = why(bounded, subscription, QualifiedName.parse(question.table), question.key)
         return {"text": explained_text(result, WIDTH)}
     except (CdcReplayError, psycopg.Error) as error:
         raise HTTPException(422, str(error)) from error

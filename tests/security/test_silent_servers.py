@@ -1,0 +1,37 @@
+"""A server that does not answer, or says anything, keeps nobody from the others."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from fastapi import HTTPException
+
+from cdc_replay.airflow.page import row_question
+from cdc_replay.airflow.page.row_question import RowQuestion, answer
+from fixtures.liar import Liar
+
+CONFIGURATION = """
+publishers: {{shop: {{dsn: "{dsn}", change_log: ./change_log}}}}
+subscriptions: {{nsw: {{publisher: shop, publications: [p], dsn: "{dsn}"}}}}
+"""
+
+
+def say_nothing(_session: socket.socket) -> None:
+    threading.Event().wait()
+
+
+def test_the_question_for_a_row_ends_although_a_server_never_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody could ask for a row of another subscription until Airflow is restarted."""
+    monkeypatch.setattr(row_question, "ANSWER_SECONDS", 1)
+    with Liar(say_nothing) as liar:
+        file = tmp_path / "cdc_replay.yaml"
+        file.write_text(CONFIGURATION.format(dsn=liar.dsn), encoding="utf-8")
+        monkeypatch.setenv("CDC_REPLAY_CONFIG", str(file))
+        for _ in range(2):
+            with pytest.raises(HTTPException, match="cannot connect"):
+                answer("nsw", RowQuestion(table="public.t", key=["1"]))
