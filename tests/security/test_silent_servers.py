@@ -6,12 +6,15 @@ import socket
 import threading
 from pathlib import Path
 
+import psycopg
 import pytest
 from fastapi import HTTPException
 
 from cdc_replay.airflow.page import row_question
 from cdc_replay.airflow.page.row_question import RowQuestion, answer
-from fixtures.liar import Liar
+from cdc_replay.config import load_config
+from cdc_replay.monitoring.watch_commits import watch_commits
+from fixtures.liar import Liar, message
 
 CONFIGURATION = """
 publishers: {{shop: {{dsn: "{dsn}", change_log: ./change_log}}}}
@@ -20,6 +23,13 @@ subscriptions: {{nsw: {{publisher: shop, publications: [p], dsn: "{dsn}"}}}}
 
 
 def say_nothing(_session: socket.socket) -> None:
+    threading.Event().wait()
+
+
+def accept_settings(session: socket.socket) -> None:
+    """Answer the first statements, which have no rows that matter."""
+    result = message(b"T", b"\0\0") + message(b"C", b"SELECT 0\0")
+    session.sendall(3 * result + message(b"Z", b"I"))
     threading.Event().wait()
 
 
@@ -35,3 +45,14 @@ def test_the_question_for_a_row_ends_although_a_server_never_answers(
         for _ in range(2):
             with pytest.raises(HTTPException, match="cannot connect"):
                 answer("nsw", RowQuestion(table="public.t", key=["1"]))
+
+
+def test_a_watch_ends_although_its_publisher_never_answers(tmp_path: Path) -> None:
+    """A triggerer has few threads for all watches and sensors."""
+    with Liar(accept_settings) as liar:
+        file = tmp_path / "cdc_replay.yaml"
+        file.write_text(CONFIGURATION.format(dsn=liar.dsn), encoding="utf-8")
+        watch = watch_commits(load_config(file), "shop", least_seconds=0, greatest_seconds=1)
+        watch.answer_seconds = 0.5
+        with pytest.raises(psycopg.OperationalError, match="closed"):
+            watch.look()

@@ -30,7 +30,7 @@ from cdc_replay.capture.pull import CaptureSource, capture_changes
 from cdc_replay.capture.slot_continuity import reachable_lsn
 from cdc_replay.errors import SlotActive, SlotMissing
 from cdc_replay.model.lsn import ZERO, Lsn
-from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.connection import CUT_FACTOR, Connection, connect, cut_after
 from cdc_replay.postgres.peek import PeekOptions, has_changes
 from cdc_replay.postgres.slot import slot_status
 from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
@@ -106,7 +106,12 @@ class CommitWatch:
                 connects again.
         """
         try:
-            return self._look(self._connect())
+            connection = self._connect()
+            with cut_after(connection, CUT_FACTOR * self.answer_seconds):
+                step, position = self._ask(connection)
+            if step is Step.MOVE:
+                capture_changes(self.source, self.state.empty_to)
+            return self._announce(position) if step is Step.PEEK else None
         except SlotActive:
             return None  # a capture is reading it
         except BaseException:
@@ -129,24 +134,24 @@ class CommitWatch:
             )
         return self._connection
 
-    def _look(self, connection: Connection) -> Lsn | None:
+    def _ask(self, connection: Connection) -> tuple[Step, Lsn]:
+        """The step to take, and the publisher's position; `PEEK` has found a change."""
         position, state = reachable_lsn(connection, None), self.state
         try:
             confirmed = slot_status(connection, self.source.slot).confirmed_flush
         except SlotMissing:
-            return self._announce(position) if state.next_step(_now(), position, ZERO) is Step.PEEK else None
+            is_due = state.next_step(_now(), position, ZERO) is Step.PEEK
+            return Step.PEEK if is_due else Step.NOTHING, position
         step = state.next_step(_now(), position, confirmed)
-        if step is Step.PEEK:
-            if has_follower(connection, self.source):
-                state.announce(_now(), position)
-                return None
-            if has_changes(connection, self._options(), upto_lsn=position):
-                return self._announce(position)
-            state.empty_to = position
-            step = state.next_step(_now(), position, confirmed)
-        if step is Step.MOVE:
-            capture_changes(self.source, state.empty_to)
-        return None
+        if step is not Step.PEEK:
+            return step, position
+        if has_follower(connection, self.source):
+            state.announce(_now(), position)
+            return Step.NOTHING, position
+        if has_changes(connection, self._options(), upto_lsn=position):
+            return Step.PEEK, position
+        state.empty_to = position
+        return state.next_step(_now(), position, confirmed), position
 
     def _announce(self, position: Lsn) -> Lsn:
         self.state.announce(_now(), position)

@@ -149,7 +149,7 @@ def connect(
         )
         try:
             _cut_at_limit(connection)
-            with _cut_after(connection, answer_seconds):
+            with cut_after(connection, answer_seconds):
                 connection.execute(_first_statements(pinned))
             connection.autocommit = autocommit
             connection.prepare_threshold = None
@@ -172,7 +172,7 @@ def connect_with_deadline(dsn: str, *, purpose: str, seconds: float) -> Iterator
     """
     with (
         connect(dsn, purpose=purpose, answer_seconds=seconds) as connection,
-        _cut_after(connection, CUT_FACTOR * seconds),
+        cut_after(connection, CUT_FACTOR * seconds),
     ):
         yield connection
 
@@ -196,7 +196,7 @@ def open_snapshot(dsn: str, *, purpose: str, read_only: bool | None = True) -> I
 
 
 @contextlib.contextmanager
-def _cut_after(connection: Connection, seconds: float | None) -> Iterator[None]:
+def cut_after(connection: Connection, seconds: float | None) -> Iterator[None]:
     """Shut the connection down unless the block ends first: a stopped server honors no timeout."""
     if seconds is None:
         yield
@@ -233,7 +233,7 @@ def connections_end_after(seconds: float) -> Iterator[None]:
 def _cut_at_limit(connection: Connection) -> None:
     if (limit := _limit.get()) is not None:
         watched, ends_at = limit
-        watched.enter_context(_cut_after(connection, max(0.0, ends_at - time.monotonic())))
+        watched.enter_context(cut_after(connection, max(0.0, ends_at - time.monotonic())))
 
 
 def cancel_statement(connection: Connection) -> None:
