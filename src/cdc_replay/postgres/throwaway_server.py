@@ -197,11 +197,11 @@ def _own_folder() -> Iterator[Path]:
 def _create(programs: ServerPrograms, folder: Path, password: str) -> None:
     """Run initdb in `folder/server/data`; the password reaches it in a file."""
     home = folder / "server"
-    secret = home / "password"
-    secret.touch(mode=0o600)
-    secret.write_text(password, encoding="ascii")
-    if (user := _drop_to()) is not None:
-        _give_away(secret, user)
+    secret, user = home / "password", _drop_to()
+    try:
+        _write_secret(secret, password, user)
+    except OSError as error:
+        raise _failed("create", programs, str(error)) from error
     command = [
         *(*_namespace(), str(programs.folder / "initdb"), "-D", str(home / "data"), "-U", ROLE),
         *("-A", "scram-sha-256", f"--pwfile={secret}", "-E", "UTF8", "--locale=C", "--no-sync"),
@@ -309,6 +309,15 @@ def _drop_to() -> str | None:
     return "nobody" if os.geteuid() == 0 and not _namespace() else None
 
 
-def _give_away(path: Path, user: str) -> None:
+def _write_secret(file: Path, text: str, user: str | None) -> None:
+    """Create a file for a user, in a folder in which that user may have put a link to a file of ours."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as secret:
+        secret.write(text)
+        if user is not None:
+            _give_away(secret.fileno(), user)
+
+
+def _give_away(path: Path | int, user: str) -> None:
     entry = pwd.getpwnam(user)
     os.chown(path, entry.pw_uid, entry.pw_gid)
