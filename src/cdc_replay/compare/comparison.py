@@ -27,6 +27,7 @@ import heapq
 import itertools
 import json
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -42,7 +43,6 @@ from cdc_replay.compare.digest import (
     duplicate_keys,
     list_rows,
     read_values,
-    rows_outside_filter,
 )
 from cdc_replay.compare.fence import ComparisonFence
 from cdc_replay.compare.table_pair import TablePair
@@ -95,7 +95,11 @@ class ValidatedTable:
 
 @dataclass(slots=True)
 class DifferenceCounts:
-    """Differences: all are counted, the first `limit` keys of each kind are kept."""
+    """Differences: all are counted, the first `limit` keys of each kind are kept.
+
+    `outside` has, by bucket, the subscriber's rows outside the filter that equal no published row, and
+    `first_outside` the first keys.
+    """
 
     limit: int
     counts: dict[DifferenceKind, int] = field(default_factory=lambda: dict.fromkeys(DifferenceKind, 0))
@@ -103,6 +107,8 @@ class DifferenceCounts:
         default_factory=lambda: {kind: [] for kind in DifferenceKind}
     )
     exact: bool = True
+    outside: Counter[int] = field(default_factory=Counter)
+    first_outside: list[str] = field(default_factory=list)
 
     def add(self, kind: DifferenceKind, count: int, key: str, key_hash: str = "") -> None:
         """Count `count` rows of `key`."""
@@ -111,6 +117,13 @@ class DifferenceCounts:
         self.counts[kind] += count
         if len(self.kept[kind]) < self.limit:
             self.kept[kind].append(Difference(kind, key, key_hash))
+
+    def add_outside(self, count: int, key: str, key_hash: str) -> None:
+        """Count `count` rows of `key` outside the filter."""
+        if count:
+            self.outside[int(key_hash[:8], 16) >> (32 - BUCKET_BITS)] += count
+            if len(self.first_outside) < self.limit:
+                self.first_outside.append(key)
 
     @property
     def first(self) -> tuple[Difference, ...]:
@@ -302,13 +315,14 @@ def _compare(
     differences = _list_differences(publisher, subscriber, buckets, listed_keys)
     if with_values and pair.key:
         _add_values(publisher, subscriber, differences)
+    buckets = tuple(_with_outside(bucket, differences) for bucket in buckets)
     return Comparison(
         buckets=buckets,
         key=pair.key,
         columns=pair.columns,
         differences=differences,
         duplicates=_duplicates(subscriber, buckets, listed_keys) if pair.key else None,
-        outside=_outside(pair, subscriber, buckets, listed_keys),
+        outside=None if pair.synced.filters is None else _outside(pair, buckets, differences),
     )
 
 
@@ -394,6 +408,7 @@ def _compare_key(
         return
     first = (publisher or subscriber)[0]
     shown = show_key(key, first.shown), first.key_hash
+    counted.add_outside(outside, *shown)
     different = min(missing, unexpected + outside)
     # A row with other values is one difference, whether or not these pass the filter.
     paired_outside = min(different, outside)
@@ -422,11 +437,16 @@ def _duplicates(subscriber: TableSide, buckets: Sequence[BucketComparison], list
     return Duplicates(count, tuple(show_key(subscriber.key, shown) for shown in first))
 
 
+def _with_outside(bucket: BucketComparison, differences: DifferenceCounts) -> BucketComparison:
+    """The bucket; a row that equals a published one is inside, whatever the subscriber's types make of it."""
+    if not differences.exact and not bucket.is_equal:
+        return bucket
+    subscriber = dataclasses.replace(bucket.subscriber, outside_filter=differences.outside[bucket.bucket_id])
+    return dataclasses.replace(bucket, subscriber=subscriber)
+
+
 def _outside(
-    pair: TablePair, subscriber: TableSide, buckets: Sequence[BucketComparison], listed_keys: int
-) -> OutsideFilter | None:
-    if pair.synced.filters is None:
-        return None
+    pair: TablePair, buckets: Sequence[BucketComparison], differences: DifferenceCounts
+) -> OutsideFilter:
     count = sum(bucket.subscriber.outside_filter for bucket in buckets)
-    first = rows_outside_filter(subscriber, listed_keys) if count else []
-    return OutsideFilter(count, tuple(show_key(subscriber.key, shown) for shown in first), pair.unknown)
+    return OutsideFilter(count, tuple(differences.first_outside), pair.unknown)

@@ -57,16 +57,6 @@ DUPLICATE_KEYS: Final = """
     limit {limit}
 """
 
-ROWS_OUTSIDE_FILTER: Final = """
-    select min(shown)
-    from ({hashed}) as hashed
-    where outside
-    group by key_hash
-    order by key_hash collate pg_catalog."C"
-    limit {limit}
-"""
-
-
 VALUES_OF_ROWS: Final = """
     select key_hash, shown
     from (select {key_hash} as key_hash, array[{values}]::text[] as shown from ({rows}) as rows) as hashed
@@ -198,9 +188,3 @@ def duplicate_keys(side: TableSide, limit: int) -> tuple[int, list[tuple[str, ..
     rows = side.session.query(query)
     total = rows[0][0] if rows else 0
     return total, [tuple(shown) for _, shown in rows]
-
-
-def rows_outside_filter(side: TableSide, limit: int) -> list[tuple[str, ...]]:
-    """The key values of the first rows outside the filter."""
-    query = sql.SQL(ROWS_OUTSIDE_FILTER).format(hashed=side.hashed(), limit=sql.Literal(limit))
-    return [tuple(shown) for (shown,) in side.session.query(query)]

@@ -158,6 +158,35 @@ def test_rows_outside_a_changed_filter_are_a_separate_kind(orders: Bench) -> Non
     assert "refresh nsw --reconcile" in verdict.report.read_text()
 
 
+@pytest.mark.parametrize(
+    ("published", "value", "target", "row_filter"),
+    [
+        ("char(5)", "'x'", "text", "v = 'x'"),
+        ("int", "3", "numeric", "v / 2 = 1"),
+        ("timestamp", "'2020-01-01 11:00'", "date", "v > '2020-01-01 10:00'"),
+    ],
+    ids=["blanks", "division", "precision"],
+)
+def test_published_rows_are_not_outside_the_filter_as_the_subscriber_evaluates_it(
+    bench: Bench, published: str, value: str, target: str, row_filter: str
+) -> None:
+    """Its types have other operators: rows that equal published ones are inside the publisher's filter."""
+    bench.publisher.run(f"create table t (id int primary key, v {published})")
+    bench.publisher.run(f"insert into t select g, {value} from generate_series(1, 500) g")
+    bench.publisher.run(f"create publication p for table t where ({row_filter})")
+    bench.subscriber.run(f"create table t (id int primary key, v {target})")
+    bench.copy()
+    assert bench.validate().success
+
+    bench.subscriber.run("delete from t where id = 5; insert into t values (501, null)")
+    table = only_table(bench.validate())
+    assert keys_by_kind(table) == {
+        DifferenceKind.MISSING: ["id=5"],
+        DifferenceKind.OUTSIDE_FILTER: ["id=501"],
+    }
+    assert table.outside_filter == ("id=501",)
+
+
 def test_filter_with_like_and_percent_is_evaluated_by_both_servers(bench: Bench) -> None:
     bench.both(ORDERS)
     bench.publisher.run(SOME_ORDERS)
