@@ -118,7 +118,10 @@ def backfill_range(
     is_repair = into is None
     name = session.subscription.name
     chosen = choose_tables(name, session.table_states(), tables)
-    read = Window(wanted.after, _common_applied_lsn(source, session, chosen, wanted)) if is_repair else wanted
+    read = wanted
+    if is_repair:
+        upto = _common_applied_lsn(source, session, chosen, wanted, dry_run=dry_run)
+        read = Window(wanted.after, upto)
     with _open_destination(session, change_log, into) as destination, open_fences(source) as fences:
         copied = read_copy_definitions(session.connection, name) if is_repair else {}
         # A copy is newer than the changes before it, which may have reached it in another way or not at all.
@@ -228,11 +231,19 @@ def choose_tables(
 
 
 def _common_applied_lsn(
-    source: CaptureSource, session: SubscriptionSession, chosen: Collection[QualifiedName], wanted: Window
+    source: CaptureSource,
+    session: SubscriptionSession,
+    chosen: Collection[QualifiedName],
+    wanted: Window,
+    *,
+    dry_run: bool,
 ) -> Lsn:
-    """The applied LSN of the chosen tables, after a replay if they differ."""
+    """The applied LSN of the chosen tables, after a replay if they differ; a dry run takes it for granted."""
     applied_lsns = _applied_lsns(session, chosen)
-    if len(applied_lsns) > 1:
+    if len(applied_lsns) > 1 and dry_run:
+        end_lsn = ChangeLog.open(source.change_log).end_lsn
+        applied_lsns = {max(lsn, end_lsn) for lsn in applied_lsns}
+    elif len(applied_lsns) > 1:
         (result,) = replay_sessions(source, [session])
         if result.error is not None:
             raise SubscriberNotReady(

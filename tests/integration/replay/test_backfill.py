@@ -7,6 +7,7 @@ import datetime as dt
 import pytest
 
 from cdc_replay.commands.backfill import backfill, plan_backfill
+from cdc_replay.commands.capture import capture
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration, SubscriberNotReady
 from cdc_replay.model.relation import QualifiedName
@@ -133,6 +134,20 @@ def test_subscriber_is_repaired_and_no_row_goes_back_in_time(history: History) -
     (synced,) = history.twin.sync_ours()
     assert synced.replay.applied["insert"] == 1
     assert shared(history.ours) == [*STATES[4], (7, 7)]
+
+
+def test_dry_run_replays_nothing(history: History) -> None:
+    """A table that was copied is ahead of the others: only the backfill itself brings these up to it."""
+    twin = history.twin
+    twin.publish("insert into t values (7, 7); insert into u values (2, 2)")
+    snapshot(twin.config, "s", tables=[QualifiedName("public", "t")])
+    capture(twin.config, "pub")
+
+    counted = history.fill(2, 3, dry_run=True)
+    assert history.ours.rows("table u") == [(1, 1)]
+
+    assert counted.applied["insert"] == sum(history.fill(2, 3).applied.values())
+    assert history.ours.rows("table u order by id") == [(1, 1), (2, 2)]
 
 
 def test_update_that_matches_no_row_natively_inserts_none(history: History) -> None:
