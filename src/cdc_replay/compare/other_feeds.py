@@ -151,6 +151,20 @@ def rows_of_other_feeds(
     }
 
 
+def other_feeds(
+    session: SubscriptionSession, tables: Iterable[QualifiedName]
+) -> dict[QualifiedName, tuple[str, ...]]:
+    """By table, the other subscriptions that feed it, or another table of its partition tree."""
+    trees = _trees(session, tables)
+    names: dict[QualifiedName, dict[str, None]] = {}
+    for relation, name in session.connection.execute(_NATIVE, (list(trees),)):
+        for target in trees[relation]:
+            names.setdefault(target, {})[name] = None
+    for feed in _feeds(session, trees):
+        names.setdefault(feed.target, {})[feed.name] = None
+    return {target: tuple(feeds) for target, feeds in names.items()}
+
+
 def _trees(
     session: SubscriptionSession, tables: Iterable[QualifiedName]
 ) -> Mapping[int, Mapping[QualifiedName, bool]]:

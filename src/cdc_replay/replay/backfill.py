@@ -28,6 +28,7 @@ from typing import Final
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.compare.other_feeds import other_feeds
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration, InvalidLsn, SubscriberNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.frames import NetKind
@@ -75,6 +76,7 @@ class _Destination:
 
     subscription: Subscription
     dsn: str
+    is_subscriber: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ class _BackfillRange:
     revision: Revision
     destination: _Destination
     publisher: PublisherAccess
+    shared: Mapping[int, str]
+    """By target that is repaired, another subscription that feeds it."""
 
 
 def backfill_range(
@@ -123,22 +127,7 @@ def backfill_range(
         upto = _common_applied_lsn(source, session, chosen, wanted, dry_run=dry_run)
         read = Window(wanted.after, upto)
     with _open_destination(session, change_log, into) as destination, open_fences(source) as fences:
-        copied = read_copy_definitions(session.connection, name) if is_repair else {}
-        # A copy is newer than the changes before it, which may have reached it in another way or not at all.
-        since = dict.fromkeys(chosen, read.after)
-        since |= {table: max(read.after, copied[table].lsn) for table in copied.keys() & chosen}
-        routes, targets = _plan_routes(change_log, session, destination, since, read)
-        if is_repair:
-            _check_keys(routes, session.subscription)
-            whole = tables_with_every_row(
-                change_log, session.subscription, routes, copied, tuple(session.ready_tables()), read.upto
-            )
-            tables_by_index = {table.index: table for table in routes.tables}
-            revision: Revision = Repair(wanted.upto, tables_by_index, whole)
-        else:
-            revision = Upsert(_empty_tables(routes, targets, destination))
-        publisher = PublisherAccess(source, fences)
-        backfill = _BackfillRange(change_log, read, routes, revision, destination, publisher)
+        backfill = _plan_range(session, wanted, read, chosen, destination, PublisherAccess(source, fences))
         with (
             translated_spark_errors(f'backfill of subscription "{name}"'),
             report_tasks(session.report, "backfill", name),
@@ -278,7 +267,7 @@ def _open_destination(
     """The subscriber, or another database with temporary state of its own."""
     policy = dataclasses.replace(session.subscription, on_conflict=ConflictPolicy.OVERWRITE)
     if into is None:
-        yield _Destination(policy, session.dsn)
+        yield _Destination(policy, session.dsn, is_subscriber=True)
         return
     name = f"{session.subscription.name} backfill"
     with connect(into, purpose=f"backfill {session.subscription.name}") as connection:
@@ -302,7 +291,7 @@ def _open_destination(
             )
             failpoint("backfill.after_state")
             try:
-                yield _Destination(dataclasses.replace(policy, name=name), into)
+                yield _Destination(dataclasses.replace(policy, name=name), into, is_subscriber=False)
             finally:
                 subscription_records.remove_subscription(connection, name)
 
@@ -348,6 +337,39 @@ def _check_not_rewritten(
         )
 
 
+def _plan_range(
+    session: SubscriptionSession,
+    wanted: Window,
+    read: Window,
+    chosen: Collection[QualifiedName],
+    destination: _Destination,
+    publisher: PublisherAccess,
+) -> _BackfillRange:
+    """What the range becomes in its destination.
+
+    Raises:
+        SubscriberNotReady: if a table was rewritten, or is to be repaired and has no key.
+        TargetMismatch: if a table cannot receive the range.
+    """
+    change_log = ChangeLog.open(publisher.source.change_log)
+    since = dict.fromkeys(chosen, read.after)
+    if not destination.is_subscriber:
+        routes, targets = _plan_routes(change_log, session, destination, since, read)
+        fill = Upsert(_empty_tables(routes, targets, destination))
+        return _BackfillRange(change_log, read, routes, fill, destination, publisher, {})
+    copied = read_copy_definitions(session.connection, session.subscription.name)
+    # A copy is newer than the changes before it, which may have reached it in another way or not at all.
+    since |= {table: max(read.after, copied[table].lsn) for table in copied.keys() & since.keys()}
+    routes, _ = _plan_routes(change_log, session, destination, since, read)
+    _check_keys(routes, session.subscription)
+    names = tuple(session.ready_tables())
+    whole = tables_with_every_row(change_log, session.subscription, routes, copied, names, read.upto)
+    repair = Repair(wanted.upto, {table.index: table for table in routes.tables}, whole)
+    feeds = other_feeds(session, (table.name for table in routes.tables))
+    shared = {table.index: feeds[table.name][0] for table in routes.tables if table.name in feeds}
+    return _BackfillRange(change_log, read, routes, repair, destination, publisher, shared)
+
+
 def _check_keys(routes: Routes, subscription: Subscription) -> None:
     """Check that rows that are to be repaired can be told apart.
 
@@ -387,11 +409,18 @@ def _apply(backfill: _BackfillRange, *, dry_run: bool) -> tuple[dict[str, int], 
     )
     job = window_job(backfill.change_log, backfill.read_window, backfill.publisher.source.dsn)
     if dry_run:
-        return _count(job, group)
-    request = ApplyRequest(subscription, destination.dsn, routes.tables, backfill.read_window.upto)
+        return _count(backfill, job, group)
+    request = ApplyRequest(
+        subscription,
+        destination.dsn,
+        routes.tables,
+        backfill.read_window.upto,
+        repairs=destination.is_subscriber,
+    )
     with open_apply_session(request) as session:
         stagers = (Stager.of(session.tables, destination.dsn),)
         staged, facts = _stage(backfill, job, dataclasses.replace(group, stagers=stagers))
+        _check_truncations(backfill, facts)
         failpoint("replay.after_staging")
         (tables,) = staged.staged
         if isinstance(tables, CdcReplayError):
@@ -399,14 +428,32 @@ def _apply(backfill: _BackfillRange, *, dry_run: bool) -> tuple[dict[str, int], 
         return dict(staged.facts.counts), session.apply(tables, facts.truncations)
 
 
-def _count(job: WindowJob, group: RoutingGroup) -> tuple[dict[str, int], Applied]:
+def _count(backfill: _BackfillRange, job: WindowJob, group: RoutingGroup) -> tuple[dict[str, int], Applied]:
     (counted,) = job.stage([group])
     facts = counted.facts.window_facts()
+    _check_truncations(backfill, facts)
     if facts.unsent:
         (counted,) = job.stage([dataclasses.replace(group, facts=facts)])
     net = counted.facts.net
     inserts, updates, deletes = (net[kind.value] for kind in (NetKind.INSERT, NetKind.UPDATE, NetKind.DELETE))
     return dict(counted.facts.counts), Applied(inserts, updates, deletes, len(facts.truncations))
+
+
+def _check_truncations(backfill: _BackfillRange, facts: WindowFacts) -> None:
+    """Check that the rows that a repeated TRUNCATE would delete cannot be those of other subscriptions.
+
+    Raises:
+        SubscriberNotReady: if they can.
+    """
+    names = {table.index: table.name for table in backfill.routes.tables}
+    for truncation in facts.truncations:
+        if (feed := backfill.shared.get(truncation.target)) is not None:
+            raise SubscriberNotReady(
+                f"table {names[truncation.target]} was truncated after {backfill.read_window.after}, and"
+                f' subscription "{feed}" feeds it, too',
+                detail="Its rows cannot be told from those that the TRUNCATE has deleted.",
+                hint="Choose a range that begins after the TRUNCATE, or other tables with `--table`.",
+            )
 
 
 def _stage(backfill: _BackfillRange, job: WindowJob, group: RoutingGroup) -> tuple[StagedGroup, WindowFacts]:

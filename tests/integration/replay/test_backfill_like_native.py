@@ -12,6 +12,7 @@ import pytest
 from cdc_replay.commands.backfill import backfill
 from cdc_replay.commands.setup import setup
 from cdc_replay.commands.snapshot import snapshot
+from cdc_replay.errors import SubscriberNotReady
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from fixtures.postgres import Database
@@ -50,10 +51,9 @@ class Range:
             assert self.ours.rows(f"table {table} order by 1") == rows, table
             assert other.rows(f"table {table} order by 1") == rows, table
 
-    def fill(self, into: Database | None = None) -> None:
-        backfill(
-            self.twin.config, "s", str(self.start), str(self.end), into=None if into is None else into.dsn
-        )
+    def fill(self, into: Database | None = None, *, dry_run: bool = False) -> None:
+        config, dsn = self.twin.config, None if into is None else into.dsn
+        backfill(config, "s", str(self.start), str(self.end), into=dsn, dry_run=dry_run)
 
 
 def put(database: Database, table: str, rows: list[Row]) -> None:
@@ -232,3 +232,36 @@ def test_changes_of_a_table_that_took_the_name_over_count_from_then_on(twin: Twi
 
     assert exchanged.after == {"t": [(1, 0, None, "own"), (3, 0, None, "own"), (8, 1, None, "own")]}
     exchanged.check()
+
+
+def test_row_that_was_inserted_after_a_truncate_keeps_what_only_the_subscriber_has(twin: Twin) -> None:
+    """R8.3, R8.15: to repeat a TRUNCATE would take these values, and restart sequences."""
+    subscriber = f"{SUBSCRIBER[:-1]}, n serial)"
+    twin.publisher.run(f"{PUBLISHER}; create publication p for table t; insert into t values (1, 0)")
+    twin.subscribe("s", "p", tables=subscriber)
+    truncated = apply_range(twin, "truncate t restart identity;\ninsert into t values (2, 0), (3, 0)")
+    truncated.ours.run("update t set own = 'kept', n = id + 100; select setval('t_n_seq', 500)")
+    kept = truncated.ours.rows("table t order by id")
+    # A row from before the TRUNCATE is back, another one is missing, and one has another value.
+    truncated.ours.run("insert into t values (1, 0); delete from t where id = 3; update t set a = 1")
+
+    truncated.fill()
+
+    assert truncated.ours.rows("table t order by id") == [kept[0], (3, 0, None, "own", 502)]
+
+
+def test_truncate_of_a_table_with_rows_of_another_subscription_is_not_repeated(twin: Twin) -> None:
+    twin.publisher.run(f"""
+        {PUBLISHER}; insert into t values (1, 0); create publication p for table t where (id < 10);
+        create publication q for table t where (id >= 10) with (publish = 'insert, update, delete')
+    """)
+    twin.subscribe("s", "p", tables=SUBSCRIBER)
+    twin.subscribe_beside("s", "other", "q")
+    truncated = apply_range(twin, "truncate t;\ninsert into t values (2, 0)")
+    twin.publish("insert into t values (12, 0)")
+    twin.sync()
+
+    for dry_run in (True, False):
+        with pytest.raises(SubscriberNotReady, match=r'(?s)public\.t was truncated.*"other" feeds it, too'):
+            truncated.fill(dry_run=dry_run)
+    assert twin.rows("s", "t") == [(12, 0, None, "own"), (2, 0, None, "own")]

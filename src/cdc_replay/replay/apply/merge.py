@@ -131,6 +131,10 @@ class TableMerge:
         if not has_own_key and (self.staged.count(NetKind.UPDATE) or self.staged.count(NetKind.DELETE)):
             self._locate_rows()
 
+    def delete_unstaged(self) -> None:
+        """Before step 1, for a table that was truncated: delete the rows that are not inserted."""
+        self.merged.delete += self.session.execute(self.statements.delete_unstaged())
+
     def delete(self) -> None:
         """Step 1."""
         if self.staged.count(NetKind.DELETE):

@@ -30,6 +30,11 @@ _DELETE: Final = (
     "delete from {target} as target using {stage} as staged{pairs} where {staged_rows} and {key_match}"
 )
 
+_DELETE_UNSTAGED: Final = """
+    delete from {target} as target
+    where not exists (select from {stage} as staged where {staged_rows} and {same})
+"""
+
 # Counts and keys of the rows in `missing` that staged changes should have found.
 _EXPECTED: Final = """
     (select coalesce(sum(update_missing), 0) from missing),
@@ -132,6 +137,11 @@ class Statements(PairStatements):
         is_ordered = self.staged.table.has_own_key and all(column.less is not None for column in keys)
         # A view cannot be sampled.
         return is_ordered and not self.target.is_partitioned and not self.has_view
+
+    def delete_unstaged(self) -> sql.Composed:
+        """DELETE of the rows that are not inserted."""
+        inserted = self.staged_rows(NetKind.INSERT)
+        return self._fill(_DELETE_UNSTAGED, staged_rows=inserted, same=self.occupies_inserted_key)
 
     def analyze(self) -> sql.Composed:
         """ANALYZE the staging table: without statistics the planner takes it for small.

@@ -27,7 +27,7 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
@@ -69,6 +69,9 @@ class ApplyRequest:
 
     `refold` folds contingent changes again (`replay.apply.contingent`). `relations` are the tables' oids as
     the caller found them; a table without one is looked up by name.
+
+    If it `repairs`, a TRUNCATE deletes the rows that are not staged: the others have been inserted since, and
+    keep what only the subscriber has.
     """
 
     subscription: Subscription
@@ -78,6 +81,7 @@ class ApplyRequest:
     refold: Refold | None = None
     relations: Mapping[QualifiedName, int] = field(default_factory=dict)
     report: Report = unreported
+    repairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +175,17 @@ class ApplySession:
         changes = {names[index]: table for index, table in staged.items()}
         merged_into = [self.targets[name] for name in changes]
         truncated = [self.targets[names[truncation.target]] for truncation in truncations]
+        cleared = {target.name: target for target in truncated} if self.request.repairs else {}
         with act_on(self.connection, [*merged_into, *truncated]) as sessions:
-            self._truncate(sessions, truncations)
-            with disable_statement_triggers(self.connection, sessions, merged_into):
+            if not self.request.repairs:
+                self._truncate(sessions, truncations)
+            unstaged = [target for name, target in cleared.items() if name not in changes]
+            with disable_statement_triggers(self.connection, sessions, [*merged_into, *unstaged]):
+                for target in unstaged:
+                    delete = sql.SQL("delete from {}").format(target_reference(target))
+                    total.delete += sessions.session_for(target).execute(delete)
                 for group in self._reported(group_tables(merged_into)):
-                    self._merge(sessions, group, changes, total)
+                    self._merge(sessions, group, changes, cleared.keys(), total)
         return Applied(
             total.insert,
             total.update,
@@ -197,12 +207,16 @@ class ApplySession:
         sessions: TargetSessions,
         group: Sequence[TargetTable],
         changes: Mapping[QualifiedName, StagedTable],
+        cleared: Collection[QualifiedName],
         total: MergeResult,
     ) -> None:
         policy, refold = self.request.subscription.on_conflict, self.request.refold
 
         def begin(target: TargetTable, session: TargetSession) -> TableMerge:
-            return begin_merge(self.connection, session, target, changes[target.name], policy, refold)
+            merging = begin_merge(self.connection, session, target, changes[target.name], policy, refold)
+            if target.name in cleared:
+                merging.delete_unstaged()
+            return merging
 
         for name, merged in merge_group(self.connection, sessions, group, begin).items():
             total.insert += merged.insert
