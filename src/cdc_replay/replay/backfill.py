@@ -309,7 +309,7 @@ def _plan_routes(
     window: Window,
 ) -> tuple[Routes, dict[QualifiedName, TargetTable]]:
     defined = definitions(change_log, window)
-    _check_not_rewritten(change_log, session, since, window)
+    _check_not_rewritten(change_log, session, destination, since, window)
     names = tuple(name for name in session.ready_tables() if name in since)
     with connect(destination.dsn, purpose=f"backfill {session.subscription.name}") as connection:
         run_as_owner = session.subscription.run_as_owner
@@ -323,16 +323,22 @@ def _plan_routes(
 
 
 def _check_not_rewritten(
-    change_log: ChangeLog, session: SubscriptionSession, since: Mapping[QualifiedName, Lsn], window: Window
+    change_log: ChangeLog,
+    session: SubscriptionSession,
+    destination: _Destination,
+    since: Mapping[QualifiedName, Lsn],
+    window: Window,
 ) -> None:
     rewrites = rewrites_in(change_log, window, change_log.summary(window))
     tables = sorted(first_rewrites(since, rewrites, session.subscription.publications, NOT_RENAMED))
     if tables:
+        is_repair, name = destination.is_subscriber, session.subscription.name
+        begins_after = f"begins after it, or other tables, or first run `cdc-replay snapshot {name} --table`"
         raise SubscriberNotReady(
-            f"the publisher has rewritten {', '.join(map(str, tables))} in that range",
+            f"the publisher has rewritten {', '.join(map(str, tables))} in that range"
+            + (" or since" if is_repair else ""),
             detail="A rewrite sends no changes: the log does not have the rows' new values.",
-            hint="Choose a range that ends before it, or other tables, or copy these again with"
-            f" `cdc-replay snapshot {session.subscription.name} --table`.",
+            hint=f"Choose a range that {begins_after if is_repair else 'ends before it, or other tables'}.",
             rule="R11.9",
         )
 

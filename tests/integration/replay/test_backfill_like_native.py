@@ -167,6 +167,38 @@ def test_update_of_a_row_with_a_rewritten_key_inserts_none(twin: Twin) -> None:
     updated.check()
 
 
+def test_range_before_a_rewrite_is_refused_until_the_table_is_copied_again(twin: Twin) -> None:
+    """R11.9: a repair applies what follows the range, too, and the log lacks the rewritten values."""
+    twin.publisher.run(f"{PUBLISHER}; create publication p for table t; insert into t values (1, 0)")
+    twin.subscribe("s", "p", tables=SUBSCRIBER, native=False)
+    twin.sync_ours()
+    start = twin.position()
+    twin.publish("update t set a = 1")
+    before = Range(twin, start, twin.position(), {}, {})
+    twin.publish("alter table t alter a type int using a + 100")
+    after = Range(twin, before.end, twin.position(), {}, {})
+    twin.sync_ours()
+
+    for refused in (before, after):
+        with pytest.raises(
+            SubscriberNotReady, match=r"(?s)rewritten public\.t in that range or since.*begins after it"
+        ):
+            refused.fill()
+    other = twin.database(SUBSCRIBER)
+    with pytest.raises(SubscriberNotReady, match=r"(?s)rewritten public\.t in that range \[.*ends before it"):
+        after.fill(into=other)
+    before.fill(into=other)
+    assert other.rows("select id, a from t") == [(1, 1)]
+
+    snapshot(twin.config, "s", tables=[QualifiedName("public", "t")])
+    twin.publish("update t set a = a + 1")
+    later = dataclasses.replace(before, end=twin.position())
+    twin.sync_ours()
+    before.ours.run("update t set a = -1")
+    later.fill()
+    assert before.ours.rows("select id, a from t") == [(1, 102)]
+
+
 def test_update_of_a_row_of_another_origin_inserts_none(twin: Twin) -> None:
     """R8.19: `origin: none` drops its INSERT, and applies the publisher's own UPDATE."""
     twin.publisher.run(f"{PUBLISHER}; create publication p for table t; insert into t values (1, 0)")
