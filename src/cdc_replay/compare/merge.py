@@ -5,7 +5,8 @@ missing row of one key become an update, all others are deleted and inserted.
 
     deletes, then updates in place, then inserts    a unique constraint sees the final rows as far as possible
     rows that exchange unique values, or columns    are deleted and inserted again with all columns: the
-    that UPDATE must not set                        subscriber's own columns keep their values
+    that UPDATE must not set                        subscriber's own columns keep their values; refused if a
+                                                    foreign key would act on the DELETE
     surplus rows claimed by another feed            stay: it may have inserted them
 
 `merge_values` only updates rows of both sides, and counts the others.
@@ -28,6 +29,7 @@ from cdc_replay.postgres.copy import subscriber_write_errors
 from cdc_replay.postgres.identifiers import commas, names
 from cdc_replay.subscriber.apply_connection import pinned_text_formats
 from cdc_replay.subscriber.as_owner import TargetSession
+from cdc_replay.subscriber.linked_tables import deletion_acts
 from cdc_replay.subscriber.staged_columns import column_definition
 from cdc_replay.subscriber.target_statements import insert_rows
 from cdc_replay.subscriber.target_tables import TargetColumn
@@ -202,6 +204,9 @@ def _update(comparison: RowComparison) -> int:
 
 def _detach_and_reinsert(comparison: RowComparison) -> int:
     target, detached = comparison.pair.target, temporary("detached")
+    if target.acts_on_delete:
+        why = "The merge has to delete rows and insert them again, such as rows that exchange values."
+        raise deletion_acts(target.name, why)
     written = [column.name for column in target.writable]
     published = {column.name for column in _published(comparison)}
     values = (sql.Identifier("staged" if name in published else "target", name) for name in written)

@@ -471,3 +471,34 @@ def test_rows_that_the_snapshot_does_not_see_any_more_are_not_deleted(
 
     orders.pairs["s"].ours.run("alter table t add if not exists note float")
     assert reconcile(orders).deleted == (50 if change == "truncate t" else 0)
+
+
+FIRE_ALWAYS = """
+    do $$ declare t record; begin
+        for t in select tgname, tgrelid::regclass as relation from pg_trigger where tgisinternal loop
+            execute format('alter table %s enable always trigger %I', t.relation, t.tgname);
+        end loop;
+    end $$
+"""
+
+
+@pytest.mark.parametrize("child", ["a", "z"])
+def test_foreign_key_that_would_delete_rows_of_another_table_is_refused(twin: Twin, child: str) -> None:
+    """Rows that exchange unique values are deleted and inserted again, and a cascade would follow."""
+    tables = f"""
+        create table t (id int primary key, u int unique);
+        create table {child} (id int primary key, parent int references t on delete cascade)
+    """
+    twin.publisher.run(f"{tables}; insert into t values (1, 1), (2, 2); insert into {child} values (5, 1)")
+    twin.publisher.run(f"create publication p for table t, {child}")
+    twin.subscribe("s", "p", tables=f"{tables}; {FIRE_ALWAYS}", native=False)
+    twin.sync_ours()
+    ours = twin.pairs["s"].ours
+    for statement in ("set u = -id", "set u = 3 - id"):
+        ours.run(f"update t {statement}")
+
+    with pytest.raises(
+        ApplyConflict, match=r'refers to table "public"\."t" of the subscriber would change rows'
+    ):
+        reconcile(twin)
+    assert texts(ours, child) == ["(5,1)"]

@@ -198,20 +198,6 @@ def unique_violation(kind: ConflictKind, target: QualifiedName, error: pg.Unique
     )
 
 
-def deletion_acts(target: QualifiedName, why: str) -> ApplyConflict:
-    """The error for a table whose foreign keys would act on a deletion that a native worker does not see."""
-    return ApplyConflict(
-        f'a foreign key that refers to table "{target.schema}"."{target.name}" of the subscriber would change'
-        " rows of other tables",
-        detail=f"{why} ON DELETE CASCADE, SET NULL or SET DEFAULT acts on it, as the foreign key's triggers"
-        " are ENABLE ALWAYS or REPLICA.",
-        hint="On the subscriber, let these triggers fire in ordinary sessions only:"
-        f" `ALTER TABLE {target} ENABLE TRIGGER …`.",
-        rule="R8.13",
-        table=(target.schema, target.name),
-    )
-
-
 def ambiguous_key(target: QualifiedName, count: int, keys: list[str]) -> ApplyConflict:
     """The error for a change known by its leaf's key, if several rows have that key (R8.12)."""
     more = "" if count <= len(keys) else f", and {count - len(keys)} more"

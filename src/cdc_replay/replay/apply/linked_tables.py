@@ -15,8 +15,7 @@ The first is tried within a savepoint, the second decides; it is refused if a fo
 rows that were to leave. The first is not tried if a row of P takes the key of another one: if the subscriber
 lacked the old row, its DELETE would find the new one.
 
-Chains are merged from the referenced end. A table that refers to itself is a P. In a circle one of the
-foreign keys does not count. Tables without such foreign keys are merged one by one.
+A table that refers to itself is a P. Tables without such foreign keys are merged one by one.
 """
 
 from __future__ import annotations
@@ -32,9 +31,10 @@ from cdc_replay.errors import ApplyConflict
 from cdc_replay.model.frames import ConflictKind
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.replay.apply.conflicts import apply_errors, deletion_acts
+from cdc_replay.replay.apply.conflicts import apply_errors
 from cdc_replay.replay.apply.merge import MergeResult, TableMerge
 from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions
+from cdc_replay.subscriber.linked_tables import deletion_acts, referenced_tables
 from cdc_replay.subscriber.target_tables import TargetTable
 
 Begin: TypeAlias = Callable[[TargetTable, TargetSession], TableMerge]
@@ -42,30 +42,6 @@ Begin: TypeAlias = Callable[[TargetTable, TargetSession], TableMerge]
 
 _DELETE: Final = (TableMerge.delete,)
 _USUAL: Final = (TableMerge.delete, TableMerge.update, TableMerge.insert)
-
-
-def group_tables(targets: Iterable[TargetTable]) -> list[list[TargetTable]]:
-    """Each target that no foreign key links with another one, then all others, referenced ones first."""
-    by_oid = {target.oid: target for target in targets}
-    referenced = _referenced(by_oid.values())
-    linked: list[TargetTable] = []
-    seen: set[int] = set()
-
-    def visit(target: TargetTable) -> None:
-        if target.oid in seen:
-            return
-        seen.add(target.oid)
-        links = target.references & by_oid.keys()
-        for oid in sorted(links):
-            visit(by_oid[oid])
-        if links or target.oid in referenced:
-            linked.append(target)
-
-    for target in by_oid.values():
-        visit(target)
-    linked_oids = {target.oid for target in linked}
-    alone = [[target] for target in by_oid.values() if target.oid not in linked_oids]
-    return [*alone, linked] if linked else alone
 
 
 def merge_group(
@@ -91,10 +67,6 @@ def merge_group(
     return steps.end()
 
 
-def _referenced(targets: Iterable[TargetTable]) -> frozenset[int]:
-    return frozenset[int]().union(*(target.references for target in targets))
-
-
 @dataclass(slots=True)
 class _Steps:
     sessions: TargetSessions
@@ -105,7 +77,7 @@ class _Steps:
     @property
     def referenced(self) -> frozenset[int]:
         """The oids of the tables that others of the group, or they themselves, refer to."""
-        return _referenced(self.group) & {target.oid for target in self.group}
+        return referenced_tables(self.group) & {target.oid for target in self.group}
 
     @property
     def results(self) -> dict[QualifiedName, MergeResult]:

@@ -41,7 +41,6 @@ from cdc_replay.replay.apply.conflicts import (
     KEYS_SHOWN,
     ambiguous_key,
     conflicting_changes,
-    deletion_acts,
     duplicate_key,
     key_text,
     unique_violation,
@@ -53,6 +52,7 @@ from cdc_replay.replay.apply.staging import StagedTable
 from cdc_replay.replay.apply.target_sql import ANY
 from cdc_replay.replay.contingent_changes import Refold
 from cdc_replay.subscriber.as_owner import TargetSession
+from cdc_replay.subscriber.linked_tables import deletion_acts
 from cdc_replay.subscriber.target_tables import TargetTable
 
 _DUPLICATE: Final = (pg.UniqueViolation, pg.ExclusionViolation)

@@ -44,7 +44,7 @@ from cdc_replay.model.subscription import SubscribedTable, Subscription
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.identifiers import commas
 from cdc_replay.replay.apply.conflicts import apply_errors
-from cdc_replay.replay.apply.linked_tables import group_tables, merge_group
+from cdc_replay.replay.apply.linked_tables import merge_group
 from cdc_replay.replay.apply.lock_retry import retry_on_lock
 from cdc_replay.replay.apply.merge import MergeResult, TableMerge, begin_merge
 from cdc_replay.replay.apply.refused_rows import name_refused_row
@@ -53,6 +53,7 @@ from cdc_replay.replay.apply.staging import StagedTable
 from cdc_replay.replay.contingent_changes import Refold
 from cdc_replay.subscriber.apply_connection import connect_as_apply_worker, set_lock_timeout
 from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on
+from cdc_replay.subscriber.linked_tables import group_tables
 from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.target_checks import check_names, check_targets, renamed_target
 from cdc_replay.subscriber.target_statements import target_reference
