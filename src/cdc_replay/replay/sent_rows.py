@@ -17,7 +17,6 @@ The definitions since the copy are in the log, however long before a window that
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
@@ -66,11 +65,9 @@ def tables_with_every_row(
     leaves: dict[int, set[RelationId]] = {index: set() for index in tables.values()}
     for route in routes.routes:
         leaves.setdefault(route.target.index, set()).add(route.published.leaf)
-    # Most tables were copied at the same position.
-    catalogs_since = functools.cache(lambda lsn: tuple(history.within(Window(lsn, upto)).values()))
     complete = set()
     for name in tables.keys() - rewritten.keys():
-        catalogs = catalogs_since(copied[name].lsn)
+        catalogs = tuple(history.within(Window(copied[name].lsn, upto)).values())
         publishing = _Publishing(name, subscription.publications, catalogs, renamed)
         if publishing.sends_every_row(copied[name], leaves[tables[name]]):
             complete.add(tables[name])
