@@ -17,6 +17,7 @@ The definitions since the copy are in the log, however long before a window that
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
@@ -27,7 +28,7 @@ from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.publication import PublishAction, PublisherCatalog, RowFilter, Table
 from cdc_replay.model.relation import QualifiedName, RelationId
 from cdc_replay.model.subscription import OriginPolicy, Subscription
-from cdc_replay.publication.resolve import resolve, synced_tables
+from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
 from cdc_replay.replay.definition_drift import filters_differ
 from cdc_replay.replay.log_window import catalog_history
 from cdc_replay.replay.route.routes import Routes
@@ -65,13 +66,15 @@ def tables_with_every_row(
     leaves: dict[int, set[RelationId]] = {index: set() for index in tables.values()}
     for route in routes.routes:
         leaves.setdefault(route.target.index, set()).add(route.published.leaf)
-    complete = set()
-    for name in tables.keys() - rewritten.keys():
-        catalogs = tuple(history.within(Window(copied[name].lsn, upto)).values())
-        publishing = _Publishing(name, subscription.publications, catalogs, renamed)
-        if publishing.sends_every_row(copied[name], leaves[tables[name]]):
-            complete.add(tables[name])
-    return frozenset(complete)
+    since_copies = {
+        lsn: _Published(subscription.publications, tuple(history.within(Window(lsn, upto)).values()), renamed)
+        for lsn in set(copy_lsns.values())
+    }
+    return frozenset(
+        tables[name]
+        for name in tables.keys() - rewritten.keys()
+        if since_copies[copy_lsns[name]].sends_every_row(name, copied[name], leaves[tables[name]])
+    )
 
 
 class _Filters(NamedTuple):
@@ -81,42 +84,51 @@ class _Filters(NamedTuple):
     update: _Trees
 
 
-@dataclass(frozen=True, slots=True)
-class _Publishing:
-    """How the table `name` is published by the catalogs since its copy; the first is that of the copy."""
+@dataclass(frozen=True)
+class _Published:
+    """What is published by the catalogs since a copy; the first one is that of the copy."""
 
-    name: QualifiedName
     publications: Sequence[str]
     catalogs: Sequence[PublisherCatalog]
     renamed: Mapping[RelationId, QualifiedName]
 
-    def sends_every_row(self, copied: CopyDefinition, leaves: Iterable[RelationId]) -> bool:
-        """Whether the copy and the changes of these leaves have sent all rows of theirs."""
+    def sends_every_row(
+        self, name: QualifiedName, copied: CopyDefinition, leaves: Iterable[RelationId]
+    ) -> bool:
+        """Whether the copy of the table, and the changes of these leaves, have sent all rows of theirs."""
+        synced = self._copied.get(name)
+        if synced is None or filters_differ(synced, copied.definition.filters):
+            return False
         try:
-            listed = synced_tables(self.catalogs[0], self.publications)
-            synced = next((synced for synced in listed if self._name_of(synced.table) == self.name), None)
-            if synced is None or filters_differ(synced, copied.definition.filters):
-                return False
-            return all(self._leaf_sends_every_row(leaf, _trees(synced.filters)) for leaf in leaves)
+            return all(self._leaf_sends_every_row(name, leaf, _trees(synced.filters)) for leaf in leaves)
         except PublicationRefused:
             return False
 
-    def _leaf_sends_every_row(self, leaf: RelationId, of_copy: _Trees) -> bool:
-        """Whether a leaf was published as this table, with one filter, since the copy or its creation."""
+    @functools.cached_property
+    def _copied(self) -> Mapping[QualifiedName, SyncedTable]:
+        """The tables that the subscription listed, by their present names."""
+        try:
+            listed = synced_tables(self.catalogs[0], self.publications)
+        except PublicationRefused:
+            return {}
+        return {self._name_of(synced.table): synced for synced in listed}
+
+    def _leaf_sends_every_row(self, name: QualifiedName, leaf: RelationId, of_copy: _Trees) -> bool:
+        """Whether a leaf was published as the table, with one filter, since the copy or its creation."""
         present = (catalog for catalog in self.catalogs if leaf in catalog.tables)
-        filters = [self._filters(catalog, leaf) for catalog in present]
+        filters = [self._filters(name, catalog, leaf) for catalog in present]
         while filters and filters[-1] is None:
             filters.pop()  # it has left: its later changes are not sent
         if len(set(filters)) != 1 or (since := filters[0]) is None:
             return False
         return {since.insert, of_copy} <= {None, since.update}
 
-    def _filters(self, catalog: PublisherCatalog, leaf: RelationId) -> _Filters | None:
-        """The filters of a leaf; None if its INSERTs or UPDATEs are not published as this table's."""
+    def _filters(self, name: QualifiedName, catalog: PublisherCatalog, leaf: RelationId) -> _Filters | None:
+        """The filters of a leaf; None if its INSERTs or UPDATEs are not published as the table's."""
         published = resolve(catalog, self.publications, leaf)
         if (
             published is None
-            or self._name_of(published.table) != self.name
+            or self._name_of(published.table) != name
             or not published.actions.issuperset(_WRITING)
         ):
             return None
