@@ -26,7 +26,9 @@ from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import AnotherPublisher, CdcReplayError, ChangeLogMissing, SubscriptionParked
 from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import ReplayResult
+from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
 from cdc_replay.publication.capture_coverage import capture_warnings
 from cdc_replay.replay.log_window import catalog_history
@@ -34,7 +36,7 @@ from cdc_replay.replay.parking import Attempt, ReplayOutcome, apply_in_halves
 from cdc_replay.replay.pipeline import OpenPublisher, Pipeline, failed_outcome
 from cdc_replay.replay.publisher_fence import open_fences
 from cdc_replay.replay.toast.window import PublisherAccess
-from cdc_replay.subscriber import history, recorded_results, subscription_records
+from cdc_replay.subscriber import history, recorded_results, subscription_records, subscription_tables
 from cdc_replay.subscriber.session import SubscriptionSession
 
 logger = logging.getLogger(__name__)
@@ -101,7 +103,7 @@ def replay_up_to_each(
 def _retry_parked(
     work: _ReplayUpTo, subscriptions: Sequence[SubscriptionSession], results: _ReplayResults
 ) -> None:
-    """Retry parked subscriptions that share a database, until none of them advances.
+    """Retry parked subscriptions that share a database, and tables parked here, until none advances.
 
     A row that moves from the filter of one to that of another is deleted by the one and inserted by the
     other. Natively the worker that applies its change too early retries until it can (R8.5).
@@ -116,6 +118,11 @@ def _retry_parked(
                 before = session.position()
                 results.add(session, work.retry_parked(session))
                 has_advanced |= session.position() != before
+            for session in results.active(shared):
+                if before_tables := results.parked_tables(session):
+                    results.add(session, work.retry_parked_tables(session, before_tables))
+                    has_advanced |= results.parked_tables(session) != before_tables
+        results.forget_resumed(shared)
 
 
 def _warn_of_uncaptured_changes(change_log: ChangeLog, subscriptions: Iterable[SubscriptionSession]) -> None:
@@ -152,6 +159,24 @@ class _ReplayResults:
     def parked(self, subscriptions: Iterable[SubscriptionSession]) -> list[SubscriptionSession]:
         """Subscriptions that are parked before a transaction."""
         return [session for session in subscriptions if session.subscription.name in self._parked]
+
+    def parked_tables(self, session: SubscriptionSession) -> dict[QualifiedName, Lsn]:
+        """The tables that these windows have parked and that still are, each with its transaction."""
+        result = self.result_of(session)
+        if result is None or not result.parked:
+            return {}
+        return {
+            table: state.transaction
+            for table, state in session.table_states().items()
+            if isinstance(state, Parked) and str(table) in result.parked
+        }
+
+    def forget_resumed(self, subscriptions: Iterable[SubscriptionSession]) -> None:
+        """Let the results name only the tables that are parked now."""
+        for session in subscriptions:
+            if (result := self.result_of(session)) is not None and result.parked:
+                parked = tuple(map(str, self.parked_tables(session)))
+                self._results[session.subscription.name] = dataclasses.replace(result, parked=parked)
 
     def add(self, session: SubscriptionSession, outcome: ReplayOutcome) -> None:
         """Add the next windows, if there are any."""
@@ -210,9 +235,7 @@ class _ReplayUpTo:
         began = time.monotonic()
         name = session.subscription.name
         try:
-            with Pipeline(self.open_publisher) as pipeline:
-                pipeline.advance(self.change_log, [session], self.upto)
-                outcome = self.retry_in_parts(session, pipeline.pop_outcome(session))
+            outcome = self._retry_rest(session)
             if outcome.error is None:
                 subscription_records.unpark(session.connection, name)
                 logger.info(
@@ -221,6 +244,25 @@ class _ReplayUpTo:
         except (CdcReplayError, psycopg.Error) as error:
             return failed_outcome(session, Window(self.upto, self.upto), began, error)
         return outcome
+
+    def retry_parked_tables(
+        self, session: SubscriptionSession, tables: Iterable[QualifiedName]
+    ) -> ReplayOutcome:
+        """Retry all that is left of parked tables in the same way; what is refused again parks them again."""
+        began, name, states = time.monotonic(), session.subscription.name, session.table_states()
+        try:
+            for table in tables:
+                if isinstance(parked := states.get(table), Parked):
+                    ready = Ready(parked.applied_lsn)
+                    subscription_tables.set_table_state(session.connection, name, table, ready)
+            return self._retry_rest(session)
+        except (CdcReplayError, psycopg.Error) as error:
+            return failed_outcome(session, Window(self.upto, self.upto), began, error)
+
+    def _retry_rest(self, session: SubscriptionSession) -> ReplayOutcome:
+        with Pipeline(self.open_publisher) as pipeline:
+            pipeline.advance(self.change_log, [session], self.upto)
+            return self.retry_in_parts(session, pipeline.pop_outcome(session))
 
     def retry_in_parts(self, session: SubscriptionSession, outcome: ReplayOutcome) -> ReplayOutcome:
         """The outcome; if a window was refused, the outcome of applying it in halves."""

@@ -224,6 +224,27 @@ def test_table_alone_is_parked_with_on_failure_table(twin: Twin) -> None:
         resume(twin.config, "constraint", tables=[T])
 
 
+@pytest.mark.parametrize("policy", ["subscription", "table"])
+def test_row_that_another_subscription_of_the_database_still_has_parks_nothing(
+    twin: Twin, policy: str
+) -> None:
+    """Rows exchange their filters: each subscription inserts what the other has yet to delete (R8.5)."""
+    columns = "create table t (id int primary key, a int)"
+    twin.publisher.run(
+        f"{columns}; alter table t replica identity full; insert into t values (1, 1), (2, 9);"
+        " create publication low for table t where (a < 5); create publication high for table t where (a > 5)"
+    )
+    twin.subscribe("low", "low", tables=columns, on_failure=policy)
+    twin.subscribe_beside("low", "high", "high", on_failure=policy)
+    twin.sync()
+
+    twin.publish("update t set a = 9 where id = 1;\nupdate t set a = 1 where id = 2")
+    results = twin.sync("low", "high")
+
+    assert twin.rows("low", "t") == [(1, 9), (2, 1)]
+    assert [result.parked for result in results.values()] == [(), ()]
+
+
 def test_transient_error_parks_nothing(twin: Twin) -> None:
     """A lock: the error names its holder, and the next run applies the window."""
     subscribed(twin, "good", lock_timeout=0.2)
