@@ -95,6 +95,9 @@ class Merged:
     update: int = 0
     delete: int = 0
 
+    def __add__(self, other: Merged) -> Merged:
+        return Merged(self.insert + other.insert, self.update + other.update, self.delete + other.delete)
+
 
 @dataclass(frozen=True, slots=True)
 class MergedValues:
@@ -117,8 +120,12 @@ class MergedValues:
         return bool(self.missing and self.subscriber_only)
 
 
-def merge(connection: Connection, session: TargetSession, staged: StagedRows) -> Merged:
+def merge(
+    connection: Connection, session: TargetSession, staged: StagedRows, *, deletes: bool = True
+) -> Merged:
     """Make the target's rows of the buckets equal the staged ones; the caller has locked out other writers.
+
+    Without `deletes`, rows that are only here stay, for `delete_surplus`.
 
     Raises:
         ApplyConflict: if a constraint of the target does not allow a row.
@@ -131,11 +138,29 @@ def merge(connection: Connection, session: TargetSession, staged: StagedRows) ->
         open_comparison(connection, session, staged, staged.table) as comparison,
     ):
         comparison.compare()
-        deleted = comparison.execute(_DELETE)
+        deleted = comparison.execute(_DELETE) if deletes else 0
         updated = _update(comparison)
         inserted = _insert(comparison)
         comparison.drop()
         return Merged(inserted, updated, deleted)
+
+
+def delete_surplus(connection: Connection, session: TargetSession, staged: StagedRows) -> Merged:
+    """The deletions of `merge` alone.
+
+    Raises:
+        ApplyConflict, MissingPrivilege, SubscriberNotReady, ServerUnavailable: as `merge`.
+    """
+    if staged.table is None:
+        return Merged()
+    with (
+        subscriber_write_errors(staged.pair.name),
+        open_comparison(connection, session, staged, staged.table) as comparison,
+    ):
+        comparison.compare()
+        deleted = comparison.execute(_DELETE)
+        comparison.drop()
+        return Merged(delete=deleted)
 
 
 def merge_values(

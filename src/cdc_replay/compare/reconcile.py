@@ -24,7 +24,8 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from cdc_replay.compare.buckets import Buckets, UnequalBuckets, unequal_buckets
-from cdc_replay.compare.merge import Merged, MergedValues, merge, merge_values
+from cdc_replay.compare.linked_merge import merge_linked
+from cdc_replay.compare.merge import MergedValues, merge_values
 from cdc_replay.compare.preview import preview
 from cdc_replay.compare.staging import StagedRows, comparison_errors, stage, stage_unpublished_keys
 from cdc_replay.compare.table_pair import TablePair
@@ -46,6 +47,7 @@ from cdc_replay.subscriber.apply_connection import (
     set_lock_timeout,
 )
 from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on
+from cdc_replay.subscriber.linked_tables import group_tables
 from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.subscription_tables import set_table_state
 from cdc_replay.subscriber.target_checks import check_names, check_targets
@@ -119,14 +121,7 @@ def reconcile_tables(request: ReconcileRequest, before_commit: BeforeCommit) -> 
                 _lock(sessions, targets)
                 check_names(subscriber, {target.name: target.oid for target in targets})
                 with disable_statement_triggers(subscriber, sessions, targets):
-                    merging = each_table(
-                        request.report,
-                        "merge",
-                        request.subscription,
-                        pairs,
-                        lambda table: table.staged.pair.name,
-                    )
-                    reconciled = tuple(_merge(request, subscriber, sessions, pair) for pair in merging)
+                    reconciled = _merge(request, subscriber, sessions, pairs)
             before_commit(subscriber, reconciled)
             failpoint("reconcile.before_commit")
     failpoint("reconcile.after_commit")
@@ -301,23 +296,47 @@ def _lock(sessions: TargetSessions, targets: Sequence[TargetTable]) -> None:
 
 
 def _merge(
-    request: ReconcileRequest, connection: Connection, sessions: TargetSessions, pair: _ComparedPair
-) -> TableReconciled:
-    started = time.monotonic()
-    name = pair.staged.pair.name
-    unchanged = TableReconciled(str(name), 0, 0, 0, pair.staged.rows, pair.bytes, 0.0)
-    planned = _preview(connection, pair) if request.lists_keys else unchanged
-    merged: Merged = merge(connection, sessions.session_for(pair.staged.pair.target), pair.staged)
-    set_table_state(connection, request.subscription, name, Ready(request.lsn))
-    seconds = pair.seconds + time.monotonic() - started
-    logger.info(
-        "subscription %s: %s merged: %d inserts, %d updates, %d deletes, %.2f s",
-        *(request.subscription, name, merged.insert, merged.update, merged.delete, seconds),
-    )
-    failpoint("reconcile.mid_merge")
-    return dataclasses.replace(
-        planned, inserted=merged.insert, updated=merged.update, deleted=merged.delete, seconds=seconds
-    )
+    request: ReconcileRequest,
+    connection: Connection,
+    sessions: TargetSessions,
+    pairs: Sequence[_ComparedPair],
+) -> tuple[TableReconciled, ...]:
+    by_name = {pair.staged.pair.name: pair for pair in pairs}
+    groups = [
+        [by_name[target.name] for target in group]
+        for group in group_tables(pair.staged.pair.target for pair in pairs)
+    ]
+    reconciled: dict[QualifiedName, TableReconciled] = {}
+    for group in each_table(request.report, "merge", request.subscription, groups, _names):
+        started = time.monotonic()
+        previews = [_preview(connection, pair) for pair in group if request.lists_keys]
+        merged = merge_linked(connection, sessions, [pair.staged for pair in group])
+        tables = previews or [
+            TableReconciled(str(pair.staged.pair.name), 0, 0, 0, pair.staged.rows, pair.bytes, 0.0)
+            for pair in group
+        ]
+        for pair, table in zip(group, tables, strict=True):
+            name = pair.staged.pair.name
+            counts = merged[name]
+            set_table_state(connection, request.subscription, name, Ready(request.lsn))
+            seconds = pair.seconds + time.monotonic() - started
+            logger.info(
+                "subscription %s: %s merged: %d inserts, %d updates, %d deletes, %.2f s",
+                *(request.subscription, name, counts.insert, counts.update, counts.delete, seconds),
+            )
+            failpoint("reconcile.mid_merge")
+            reconciled[name] = dataclasses.replace(
+                table,
+                inserted=counts.insert,
+                updated=counts.update,
+                deleted=counts.delete,
+                seconds=seconds,
+            )
+    return tuple(reconciled[name] for name in by_name)
+
+
+def _names(group: Sequence[_ComparedPair]) -> str:
+    return ", ".join(str(pair.staged.pair.name) for pair in group)
 
 
 @contextlib.contextmanager
