@@ -24,7 +24,7 @@ from cdc_replay.errors import ApplyConflict
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.subscriber.as_owner import TargetSessions
-from cdc_replay.subscriber.linked_tables import referenced_tables
+from cdc_replay.subscriber.firing_foreign_keys import referenced_tables
 
 
 def merge_linked(

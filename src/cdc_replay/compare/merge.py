@@ -29,7 +29,7 @@ from cdc_replay.postgres.copy import subscriber_write_errors
 from cdc_replay.postgres.identifiers import commas, names
 from cdc_replay.subscriber.apply_connection import pinned_text_formats
 from cdc_replay.subscriber.as_owner import TargetSession
-from cdc_replay.subscriber.linked_tables import deletion_acts
+from cdc_replay.subscriber.firing_foreign_keys import deletion_acts
 from cdc_replay.subscriber.staged_columns import column_definition
 from cdc_replay.subscriber.target_statements import insert_rows
 from cdc_replay.subscriber.target_tables import TargetColumn

@@ -47,7 +47,7 @@ from cdc_replay.subscriber.apply_connection import (
     set_lock_timeout,
 )
 from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on
-from cdc_replay.subscriber.linked_tables import group_tables
+from cdc_replay.subscriber.firing_foreign_keys import group_tables
 from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.subscription_tables import set_table_state
 from cdc_replay.subscriber.target_checks import check_names, check_targets

@@ -34,7 +34,7 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.replay.apply.conflicts import apply_errors
 from cdc_replay.replay.apply.merge import MergeResult, TableMerge
 from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions
-from cdc_replay.subscriber.linked_tables import deletion_acts, referenced_tables
+from cdc_replay.subscriber.firing_foreign_keys import deletion_acts, referenced_tables
 from cdc_replay.subscriber.target_tables import TargetTable
 
 Begin: TypeAlias = Callable[[TargetTable, TargetSession], TableMerge]

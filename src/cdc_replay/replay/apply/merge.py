@@ -52,7 +52,7 @@ from cdc_replay.replay.apply.staging import StagedTable
 from cdc_replay.replay.apply.target_sql import ANY
 from cdc_replay.replay.contingent_changes import Refold
 from cdc_replay.subscriber.as_owner import TargetSession
-from cdc_replay.subscriber.linked_tables import deletion_acts
+from cdc_replay.subscriber.firing_foreign_keys import deletion_acts
 from cdc_replay.subscriber.target_tables import TargetTable
 
 _DUPLICATE: Final = (pg.UniqueViolation, pg.ExclusionViolation)

@@ -53,7 +53,7 @@ from cdc_replay.replay.apply.staging import StagedTable
 from cdc_replay.replay.contingent_changes import Refold
 from cdc_replay.subscriber.apply_connection import connect_as_apply_worker, set_lock_timeout
 from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on
-from cdc_replay.subscriber.linked_tables import group_tables
+from cdc_replay.subscriber.firing_foreign_keys import group_tables
 from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.target_checks import check_names, check_targets, renamed_target
 from cdc_replay.subscriber.target_statements import target_reference

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.subscriber.linked_tables import group_tables
+from cdc_replay.subscriber.firing_foreign_keys import group_tables
 from cdc_replay.subscriber.owners import ActingRole, Rights
 from cdc_replay.subscriber.target_tables import TargetTable
 
