@@ -14,7 +14,9 @@ missing row of one key become an update, all others are deleted and inserted.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -133,16 +135,11 @@ def merge(
     """
     if staged.table is None:
         return Merged()
-    with (
-        subscriber_write_errors(staged.pair.name),
-        open_comparison(connection, session, staged, staged.table) as comparison,
-    ):
-        comparison.compare()
+    with _compared(connection, session, staged, staged.table) as comparison:
         deleted = comparison.execute(_DELETE) if deletes else 0
         updated = _update(comparison)
         inserted = _insert(comparison)
-        comparison.drop()
-        return Merged(inserted, updated, deleted)
+    return Merged(inserted, updated, deleted)
 
 
 def delete_surplus(connection: Connection, session: TargetSession, staged: StagedRows) -> Merged:
@@ -153,14 +150,23 @@ def delete_surplus(connection: Connection, session: TargetSession, staged: Stage
     """
     if staged.table is None:
         return Merged()
+    with _compared(connection, session, staged, staged.table) as comparison:
+        deleted = comparison.execute(_DELETE)
+    return Merged(delete=deleted)
+
+
+@contextlib.contextmanager
+def _compared(
+    connection: Connection, session: TargetSession, staged: StagedRows, table: sql.Identifier
+) -> Iterator[RowComparison]:
+    """The rows of both sides compared in a temporary table, which is dropped at the end."""
     with (
         subscriber_write_errors(staged.pair.name),
-        open_comparison(connection, session, staged, staged.table) as comparison,
+        open_comparison(connection, session, staged, table) as comparison,
     ):
         comparison.compare()
-        deleted = comparison.execute(_DELETE)
+        yield comparison
         comparison.drop()
-        return Merged(delete=deleted)
 
 
 def merge_values(
