@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ Int32s: TypeAlias = npt.NDArray[np.int32]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 UInt64s: TypeAlias = npt.NDArray[np.uint64]
 Float64s: TypeAlias = npt.NDArray[np.float64]
+
+_SIGNED_BYTES: Final = 8
+"""The width of integers that pgoutput sends with a sign; shorter ones are ids, lengths and counts."""
 
 
 def int_array(array: pa.Array) -> Int64s:
@@ -55,9 +58,9 @@ def equal_runs(values: Int64s) -> Iterator[tuple[int, int]]:
 
 def big_endian(content: Bytes, starts: npt.NDArray[np.integer], width: int) -> Int64s:
     """The big-endian integers of `width` bytes at `starts`; signed if `width` is 8 (R1.1)."""
-    values = np.zeros(len(starts), dtype=np.int64)
-    for byte in range(width):
-        values = values << 8 | content[starts + byte]
+    kind = np.dtype(f">u{width}" if width < _SIGNED_BYTES else ">i8")
+    at_every_byte = np.ndarray((max(0, len(content) - width + 1),), kind, content, strides=(1,))
+    values: Int64s = at_every_byte[starts].astype(np.int64)
     return values
 
 
