@@ -136,6 +136,12 @@ class CatalogHistory:
             if self._visible_from[index] < upto:
                 yield _parse_catalog(self._entries[index])
 
+    def _entries_upto(self, lsn: Lsn) -> Sequence[CatalogEntry]:
+        """The last full catalog at or before `lsn`, or the first, and the DDL changes after it."""
+        stop = max(bisect.bisect_right(self._visible_from, lsn), self._full_indexes[0] + 1)
+        full_index = self._full_indexes[bisect.bisect_left(self._full_indexes, stop) - 1]
+        return self._entries[full_index:stop]
+
     def _version_at(self, lsn: Lsn) -> int:
         if not self._full_indexes:
             raise ChangeLogDamaged(
@@ -154,10 +160,8 @@ class CatalogHistory:
         """
         ordered = sorted(version_ids)
         versions = [self.versions[version_id] for version_id in ordered]
-        global_replay = _GlobalReplay(self._entries, self._visible_from, self._full_indexes)
-        base_catalogs = {
-            lsn: global_replay.up_to(lsn) for lsn in sorted({version.from_lsn for version in versions})
-        }
+        positions = sorted({version.from_lsn for version in versions})
+        base_catalogs = {lsn: _recent_catalogs.after(self._entries_upto(lsn)) for lsn in positions}
         own_replays = _transaction_replays(self._entries, {version.owner for version in versions})
         catalogs: dict[int, PublisherCatalog] = {}
         for version_id, version in zip(ordered, versions, strict=True):
@@ -168,28 +172,35 @@ class CatalogHistory:
         return catalogs
 
 
-class _GlobalReplay:
-    """Builds the catalogs for all transactions, in order of position."""
+class _RecentCatalogs:
+    """The catalogs that were built last, each with the texts of the entries that lead to it.
 
-    def __init__(
-        self, entries: Sequence[CatalogEntry], visible_from: Sequence[Lsn], full_indexes: Sequence[int]
-    ) -> None:
-        self._entries = entries
-        self._visible_from = visible_from
-        self._full_indexes = full_indexes
-        self._next_index = 0
-        self._catalog: PublisherCatalog | None = None
+    Every window, and every pull, builds a catalog of the same entries and perhaps a few more: of thousands of
+    tables this takes a second.
+    """
 
-    def up_to(self, lsn: Lsn) -> PublisherCatalog:
-        """The last full catalog at or before `lsn`, or the first, with the DDL changes after it."""
-        stop = max(bisect.bisect_right(self._visible_from, lsn), self._full_indexes[0] + 1)
-        full_index = self._full_indexes[bisect.bisect_left(self._full_indexes, stop) - 1]
-        if self._catalog is None or full_index >= self._next_index:
-            self._catalog, self._next_index = _parse_catalog(self._entries[full_index]), full_index + 1
-        for entry in self._entries[self._next_index : stop]:
-            self._catalog = _apply_entry(self._catalog, entry)
-        self._next_index = max(stop, self._next_index)
-        return self._catalog
+    def __init__(self) -> None:
+        self._built: tuple[tuple[tuple[str, ...], PublisherCatalog], ...] = ()
+
+    def after(self, entries: Sequence[CatalogEntry]) -> PublisherCatalog:
+        """The catalog after these entries: a full one and DDL changes in order."""
+        texts = tuple(entry.text for entry in entries)
+        starts = [built for built in self._built if texts[: len(built[0])] == built[0]]
+        known, catalog = max(starts, key=lambda built: len(built[0]), default=((), None))
+        if catalog is None:
+            known, catalog = texts[:1], catalog_from_json(texts[0])
+        for entry in entries[len(known) :]:
+            catalog = _apply_entry(catalog, entry)
+        others = [built for built in self._built if built[0] not in {known, texts}]
+        # Threads may build the same one; the last one counts.
+        self._built = ((texts, catalog), *others)[:_MOST_RECENT]
+        return catalog
+
+
+_MOST_RECENT: Final = 2
+"""A capture's catalog, and that of a replay behind it."""
+
+_recent_catalogs: Final = _RecentCatalogs()
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -36,7 +37,7 @@ class WindowContent:
 ReadContent: TypeAlias = Callable[[Window], WindowContent]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TableSurvey:
     """The subscription's tables before a window, as one read of the subscriber's catalog shows them."""
 
@@ -48,7 +49,7 @@ class TableSurvey:
     """The same of tables that were dropped, by oid: their changes must be seen (R8.1)."""
     window: Window
 
-    @property
+    @functools.cached_property
     def relations(self) -> dict[QualifiedName, int]:
         """The oids of the tables that exist."""
         return {table.name: table.relation for table in self.known if table.name is not None}
