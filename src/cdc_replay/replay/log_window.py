@@ -125,7 +125,12 @@ def catalog_history(change_log: ChangeLog) -> CatalogHistory:
 def log_reader(change_log: ChangeLog, window: Window, *, cores: int) -> LogReader:
     """A reader of a window of the log for that many cores."""
     groups, catalogs = change_log.segments(window), catalog_history(change_log).positions
-    return LogReader.for_cores(groups, window, change_log.relations(), catalogs, cores=cores)
+    # Not of the whole log: each task gets them, and to serialize thousands takes longer than a small window.
+    changed = change_log.relation_versions(window)
+    relations = {
+        version: relation for version, relation in change_log.relations().items() if version in changed
+    }
+    return LogReader.for_cores(groups, window, relations, catalogs, cores=cores)
 
 
 def decode_window(spark: SparkSession, change_log: ChangeLog, window: Window) -> DataFrame:

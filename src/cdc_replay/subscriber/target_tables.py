@@ -133,33 +133,41 @@ _COLUMNS: Final = """
 # WITHOUT OVERLAPS is GiST, whose strategies differ: equality is that of the type's default btree class, and
 # there is no order.
 _IDENTITIES: Final = """
-    with operators as not materialized (
+    with part as materialized (
+        select pg_index.indexrelid, index_class.relname, attribute.attname, part.position, part.opclass
+        from pg_index
+        join pg_class as index_class on index_class.oid = pg_index.indexrelid
+        cross join unnest(pg_index.indkey::int2[], pg_index.indclass::oid[])
+            with ordinality as part (attnum, opclass, position)
+        join pg_attribute as attribute
+            on attribute.attrelid = pg_index.indrelid and attribute.attnum = part.attnum
+        where pg_index.indexrelid = any(%s) and part.position <= pg_index.indnkeyatts
+    ),
+    operators as not materialized (
         select pg_amop.amopfamily as family, pg_amop.amoplefttype as type, pg_amop.amopstrategy as strategy,
             pg_namespace.nspname as schema, pg_operator.oprname as name
         from pg_amop
         join pg_operator on pg_operator.oid = pg_amop.amopopr
         join pg_namespace on pg_namespace.oid = pg_operator.oprnamespace
         where pg_amop.amoplefttype = pg_amop.amoprighttype
+    ),
+    comparison as materialized (
+        select own.oid as opclass, equal.schema, equal.name, less.schema as less_schema, less.name as less_name
+        from (select distinct opclass from part) as used
+        join pg_opclass as own on own.oid = used.opclass
+        cross join (select oid from pg_am where amname = 'btree') as btree
+        join pg_opclass as class on class.oid = own.oid and own.opcmethod = btree.oid
+            or class.opcmethod = btree.oid and own.opcmethod <> btree.oid and class.opcdefault
+                and class.opcintype = own.opcintype
+        join operators as equal on equal.family = class.opcfamily and equal.type = class.opcintype
+            and equal.strategy = 3
+        left join operators as less on less.family = class.opcfamily and less.type = class.opcintype
+            and less.strategy = 1 and own.opcmethod = btree.oid
     )
-    select pg_index.indexrelid, index_class.relname,
-        attribute.attname, equal.schema, equal.name, less.schema, less.name
-    from pg_index
-    join pg_class as index_class on index_class.oid = pg_index.indexrelid
-    cross join unnest(pg_index.indkey::int2[], pg_index.indclass::oid[])
-        with ordinality as part (attnum, opclass, position)
-    join pg_attribute as attribute
-        on attribute.attrelid = pg_index.indrelid and attribute.attnum = part.attnum
-    join pg_opclass as own on own.oid = part.opclass
-    cross join (select oid from pg_am where amname = 'btree') as btree
-    join pg_opclass as class on class.oid = own.oid and own.opcmethod = btree.oid
-        or class.opcmethod = btree.oid and own.opcmethod <> btree.oid and class.opcdefault
-            and class.opcintype = own.opcintype
-    join operators as equal on equal.family = class.opcfamily and equal.type = class.opcintype
-        and equal.strategy = 3
-    left join operators as less on less.family = class.opcfamily and less.type = class.opcintype
-        and less.strategy = 1 and own.opcmethod = btree.oid
-    where pg_index.indexrelid = any(%s) and part.position <= pg_index.indnkeyatts
-    order by pg_index.indexrelid, part.position
+    select part.indexrelid, part.relname, part.attname,
+        comparison.schema, comparison.name, comparison.less_schema, comparison.less_name
+    from part join comparison on comparison.opclass = part.opclass
+    order by part.indexrelid, part.position
 """
 
 # The leaves of partitioned tables without a key, as an apply worker sees each of them (R8.6, R8.12).
