@@ -356,25 +356,32 @@ def _buckets(names: Repaired | None) -> dict[QualifiedName, Buckets]:
 def _export_for(
     source: CaptureSource, session: SubscriptionSession, within: Collection[QualifiedName]
 ) -> Iterator[ExportedSnapshot]:
-    """A snapshot of the publisher; the tables `within` have been replayed exactly up to it.
+    """A snapshot of the publisher, not before the position of any table; those `within` are replayed to it.
 
-    Rows that are not repaired keep the table's position, so that must be the snapshot's.
+    A table that returned to an earlier snapshot would need changes that may have been pruned. Rows that are
+    not repaired keep the table's position, so that must be the snapshot's.
     """
-    if not within:
-        with export_snapshot_unlocked(source.dsn, session) as exported:
-            yield exported
-        return
     with export_after_applied(source.dsn, session) as exported:
-        lsn = exported.consistent_point
-        ensure_captured(source, lsn)
-        replay_sessions(source, [session], lsn, fence=exported)
-        states = session.table_states()
-        for table in within:
-            if (state := states.get(table)) != Ready(lsn):
-                reason = "it is not in the subscription" if state is None else describe(state)
-                raise NotConsistent(
-                    f'table "{table}" of subscription "{session.subscription.name}" could not be replayed to'
-                    f" {lsn}, so some of its rows cannot be repaired",
-                    detail=reason,
-                )
+        if within:
+            _replay_exactly_to(source, session, within, exported)
         yield exported
+
+
+def _replay_exactly_to(
+    source: CaptureSource,
+    session: SubscriptionSession,
+    tables: Collection[QualifiedName],
+    exported: ExportedSnapshot,
+) -> None:
+    lsn = exported.consistent_point
+    ensure_captured(source, lsn)
+    replay_sessions(source, [session], lsn, fence=exported)
+    states = session.table_states()
+    for table in tables:
+        if (state := states.get(table)) != Ready(lsn):
+            reason = "it is not in the subscription" if state is None else describe(state)
+            raise NotConsistent(
+                f'table "{table}" of subscription "{session.subscription.name}" could not be replayed to'
+                f" {lsn}, so some of its rows cannot be repaired",
+                detail=reason,
+            )

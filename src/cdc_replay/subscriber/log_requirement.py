@@ -6,6 +6,8 @@
 | being copied                   | the consistent point of its snapshot                              |
 | waiting for its snapshot       | that snapshot, taken at the log's end or later; unknown if a      |
 |                                | running job may have taken it already                             |
+| ready, and being copied again  | the consistent point of that snapshot: unknown, as its state      |
+|                                | stays until then, unless a table that is `Copying` needs as much  |
 | before the log's start         | its next snapshot                                                 |
 """
 
@@ -29,13 +31,24 @@ def read_log_requirement(connection: Connection, subscription: str, log: LogExte
     """What the subscription, whose subscriber is connected, needs of the log.
 
     Raises:
-        PruneLimitUnknown: if its rows come from another publisher, or one of its jobs may be about to copy
-            tables.
+        PruneLimitUnknown: if its rows come from another publisher, or one of its jobs copies tables again, or
+            may be about to copy some.
     """
     state_schema.upgrade(connection)
     _check_publisher(connection, subscription, log)
     is_busy = _is_busy(connection, subscription)
+    # Before the states: a copy that begins from now on has a snapshot after the log's end.
+    copier = subscription_lock.lock_holder(connection, subscription_lock.copy_lock(subscription))
     states = _states_in_need(subscription_tables.known_tables(connection, subscription))
+    if copier is not None and not any(
+        isinstance(table_state, Copying) and table_state.consistent_point >= log.start_lsn
+        for table_state in states
+    ):
+        raise PruneLimitUnknown(
+            f'subscription "{subscription}" is being copied, so nothing is pruned',
+            detail=f"Its tables return to the snapshot of the copy, whose position is not known. {copier}",
+            hint="Run the command again when the copy has ended.",
+        )
     if is_busy and (not states or any(isinstance(table_state, Pending) for table_state in states)):
         raise PruneLimitUnknown(
             f'subscription "{subscription}" may be about to copy tables, so nothing is pruned',

@@ -361,6 +361,20 @@ def test_a_job_that_may_start_a_copy_prevents_pruning(history: History) -> None:
     assert history.prune().segments == 4
 
 
+def test_a_copy_whose_position_is_not_known_prevents_pruning(history: History) -> None:
+    """A table that is copied again returns to a snapshot which only that process knows."""
+    at = history.positions
+    again = history.subscriber("again", Ready(at[4]), Copying(Lsn(1)))
+    first = history.subscriber("first", Ready(at[4]), Copying(at[2]))
+    with first.connect() as copier, subscription_lock.lock(copier, subscription_lock.copy_lock("first")):
+        with again.connect() as other, subscription_lock.lock(other, subscription_lock.copy_lock("again")):
+            with pytest.raises(PruneLimitUnknown, match='"again" is being copied'):
+                history.prune()
+            assert history.kept() == [0, 1, 2, 3]
+        assert history.prune().needed_by == "first"
+    assert history.kept() == [2, 3]
+
+
 def test_pruned_files_stay_while_a_job_runs(history: History) -> None:
     """A backfill may read changes before those that its subscription needs."""
     database = history.subscriber("s", Ready(history.positions[3]))

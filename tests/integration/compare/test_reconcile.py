@@ -6,16 +6,20 @@ compares with one, before and after further changes.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from cdc_replay.commands.capture import capture
+from cdc_replay.commands.prune import prune
 from cdc_replay.commands.refresh import refresh
+from cdc_replay.commands.replay import replay
 from cdc_replay.errors import (
     ApplyConflict,
     InvalidFilter,
@@ -26,6 +30,7 @@ from cdc_replay.errors import (
 from cdc_replay.model.results import RefreshResult
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot
 from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables
 from fixtures.native import NativeSubscription
 from fixtures.postgres import Database
@@ -373,6 +378,30 @@ def test_changes_while_reconciling_arrive_once(orders: Twin) -> None:
         assert writer.result() > 0
     (synced,) = orders.sync_ours()
     assert synced.replay.error is None
+    check(orders, ORDERS)
+
+
+def test_tables_that_others_replay_past_the_snapshot_do_not_return_to_it(
+    orders: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the snapshot is awaited the subscription is unlocked; its log may be pruned after that replay."""
+    exports = itertools.count()
+
+    @contextlib.contextmanager
+    def export_beside_others(dsn: str) -> Iterator[ExportedSnapshot]:
+        with export_snapshot(dsn) as exported:
+            if next(exports) == 0:
+                orders.publish("insert into t values (201, 'NSW', 1);\ndelete from t where id = 2")
+                orders.sync_ours()
+                prune(orders.config, "pub", keep_hours=0)
+            yield exported
+
+    monkeypatch.setattr("cdc_replay.subscriber.session.export_snapshot", export_beside_others)
+    assert changed(reconcile(orders)) == (0, 0, 0)
+    orders.publish("insert into t values (202, 'NSW', 1)")
+    capture(orders.config, "pub")
+    (replayed,) = replay(orders.config, ["s"])
+    assert replayed.error is None
     check(orders, ORDERS)
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from cdc_replay.commands.prune import prune
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.commands.sync import sync
-from cdc_replay.errors import SubscriptionInUse
+from cdc_replay.errors import PruneLimitUnknown, SubscriptionInUse
 from cdc_replay.model.table_state import Copying, Ready
 from embedded.java import spark_environment
 from fixtures.command_line import PROGRAM
@@ -140,6 +141,8 @@ def test_replay_continues_while_a_table_is_copied_again(
     assert copy.subscriber.rows("select a from t where id = 3") == [(-1,)]
     with pytest.raises(SubscriptionInUse):
         snapshot(copy.config, "s", tables=[public("u")])
+    with pytest.raises(PruneLimitUnknown, match='"s" is being copied'):  # t returns to its snapshot
+        prune(copy.config, "pub", keep_hours=0)
     os.kill(reader, signal.SIGCONT)
     assert process.wait(timeout=180) == 0
     states = states_of(copy.subscriber)
