@@ -14,7 +14,7 @@ when they opened it; segments are immutable, so no lock is needed. The log holds
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Self
 
 from cdc_replay.arrow.version_index import CatalogVersions
@@ -413,10 +413,11 @@ class ChangeLog:
         """
         return commit_times(self._changes, self._changes.segments() if segments is None else segments)
 
-    def prune(self, segments: Sequence[Segment], *, keep_files: bool = False) -> int:
+    def prune(self, segments: Sequence[Segment], *, keep_files: Callable[[], bool] = lambda: False) -> int:
         """Remove what `prunable_segments` returned from the log, and move its start after it, durably.
 
-        Returns the number of deleted files; with `keep_files` they stay until `delete_removed`.
+        Returns the number of deleted files; they stay until `delete_removed` if `keep_files`, which is asked
+        after the commit.
 
         Raises:
             ChangeLogConflict: if another process prunes or compacts the log.

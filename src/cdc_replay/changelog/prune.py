@@ -14,7 +14,7 @@ made, which for a long or prepared transaction lies before the start (R9.10).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow.compute as pc
 
@@ -74,10 +74,13 @@ def _commit_times(table: DurableTable, segment: Segment) -> Iterator[int]:
         yield from (bound for bound in bounds.as_py().values() if bound is not None)
 
 
-def prune(table: DurableTable, slot: str, segments: Sequence[Segment], *, keep_files: bool) -> int:
+def prune(
+    table: DurableTable, slot: str, segments: Sequence[Segment], *, keep_files: Callable[[], bool]
+) -> int:
     """Remove the first segments from the log and move its start after them, in one durable commit.
 
-    Returns the number of deleted files.
+    `keep_files` is asked after the commit: who opens the log from then on does not read them. Returns the
+    number of deleted files.
 
     Raises:
         ChangeLogConflict: if another process prunes or compacts the log.
@@ -85,4 +88,4 @@ def prune(table: DurableTable, slot: str, segments: Sequence[Segment], *, keep_f
     start = max(segment.max_commit_lsn for segment in segments)
     table.replace(segments, (), AppTransaction(start_application(slot), start))
     failpoint("prune.after_commit")
-    return 0 if keep_files else delete_files(table.location, [segment.name for segment in segments])
+    return 0 if keep_files() else delete_files(table.location, [segment.name for segment in segments])

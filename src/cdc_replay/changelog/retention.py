@@ -4,7 +4,7 @@ Segments stay that a subscription still needs, and those committed within the pu
 `--before` and `--keep-hours` set in its place: for backfills, and for a subscriber that is restored.
 
 Files of pruned segments are deleted once the commit is durable. A concurrent replay needs none of them. A
-backfill may: while a job of a subscription runs they stay for a day, and a later run deletes them.
+backfill may: if a job of a subscription runs then, they stay for a day, and a later run deletes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.maintenance import compact_log
-from cdc_replay.errors import ChangeLogDamaged, InvalidConfiguration, InvalidLsn
+from cdc_replay.errors import ChangeLogDamaged, InvalidConfiguration, InvalidLsn, PruneLimitUnknown
 from cdc_replay.model.log_requirement import LogExtent, LogRequirement
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.results import PruneResult
@@ -86,9 +86,10 @@ class PruneLimit:
 
 @dataclass(frozen=True, slots=True)
 class _PrunePlan:
-    """The segments to drop, and the subscriptions' requirements."""
+    """The segments to drop, what the log holds before, and the subscriptions' requirements."""
 
     change_log: ChangeLog
+    extent: LogExtent
     requirements: tuple[LogRequirement, ...]
     segments: tuple[Segment, ...] = ()
 
@@ -153,7 +154,7 @@ def prune_log(
             plan = _plan_prune(request, read_requirements)
             plan = dataclasses.replace(plan, segments=tuple(s for s in plan.segments if s in shown))
             result = plan.result(request.publisher)
-        result = _execute(plan, result, request)
+        result = _execute(plan, result, request, read_requirements)
         _log_result("pruned", result)
     return dataclasses.replace(result, seconds=time.monotonic() - began)
 
@@ -162,23 +163,30 @@ def _plan_prune(request: PruneRequest, read_requirements: ReadRequirements) -> _
     # Opened before the subscribers are asked: a copy that begins from now on needs nothing before its end.
     change_log = ChangeLog.open(request.change_log)
     header = change_log.header
-    requirements = read_requirements(
-        LogExtent(header.system_identifier, header.database, change_log.start_lsn, change_log.end_lsn)
-    )
+    extent = LogExtent(header.system_identifier, header.database, change_log.start_lsn, change_log.end_lsn)
+    requirements = read_requirements(extent)
     if not requirements and not request.is_explicit:
         raise InvalidConfiguration(
             f'publisher "{request.publisher}" has no subscription, so nothing says what of its log is needed',
             hint="Say what to keep with `--before` or `--keep-hours`.",
         )
-    plan = _PrunePlan(change_log, requirements)
+    plan = _PrunePlan(change_log, extent, requirements)
     limit = request.limit(plan.needed_lsn)
     segments = change_log.prunable_segments(limit.upto, committed_by=limit.committed_by)
     return dataclasses.replace(plan, segments=segments)
 
 
-def _execute(plan: _PrunePlan, planned: PruneResult, request: PruneRequest) -> PruneResult:
-    is_busy = any(requirement.is_busy for requirement in plan.requirements)
-    files = plan.change_log.prune(plan.segments, keep_files=is_busy)
+def _execute(
+    plan: _PrunePlan, planned: PruneResult, request: PruneRequest, read_requirements: ReadRequirements
+) -> PruneResult:
+    def may_be_read() -> bool:
+        """Whether a job runs that may have opened the log before the segments left it."""
+        try:
+            return any(requirement.is_busy for requirement in read_requirements(plan.extent))
+        except PruneLimitUnknown:
+            return True
+
+    files = plan.change_log.prune(plan.segments, keep_files=may_be_read)
     files += plan.change_log.delete_removed()
     merged = compact_log(request.change_log, request.publisher).removed
     return dataclasses.replace(planned, files=files, merged=merged, dry_run=False)

@@ -11,13 +11,14 @@ import pty
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.changelog.segment import Segment
 from cdc_replay.commands.backfill import backfill
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.prune import prune
@@ -386,6 +387,27 @@ def test_pruned_files_stay_while_a_job_runs(history: History) -> None:
     assert history.prune().files == 0  # not for a day
     assert history.log.delete_removed(older_than_hours=0) == 3
     verify_log(history.config, "pub")
+
+
+def test_pruned_files_stay_for_a_job_that_began_before_they_left_the_log(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the question to its subscriber and the commit: other subscribers may take their time."""
+    database = history.subscriber("s", Ready(history.positions[3]))
+    readers: list[ChangeLog] = []
+    with contextlib.ExitStack() as job:
+
+        def begin_job(log: ChangeLog, segments: Sequence[Segment], *, keep_files: Callable[[], bool]) -> int:
+            connection = job.enter_context(database.connect())
+            job.enter_context(subscription_lock.lock(connection, "s"))
+            readers.append(ChangeLog.open(history.uri))
+            return prune_now(log, segments, keep_files=keep_files)
+
+        prune_now = ChangeLog.prune
+        monkeypatch.setattr(ChangeLog, "prune", begin_job)
+        result = history.prune()
+        assert (result.segments, result.files, history.files) == (3, 0, 4)
+        assert readers[0].summary(Window(history.positions[0], history.positions[4])).transactions == 4
 
 
 def test_pruning_does_not_need_the_publisher(history: History) -> None:

@@ -110,7 +110,7 @@ def test_a_reader_that_opened_the_log_before_a_prune_gets_no_damage_error(small:
 
 def test_kept_files_serve_older_readers_until_they_are_deleted(small: SmallLog) -> None:
     reader = small.reopened()
-    assert small.log.prune(small.log.prunable_segments(Lsn(130)), keep_files=True) == 0
+    assert small.log.prune(small.log.prunable_segments(Lsn(130)), keep_files=lambda: True) == 0
     assert reader.summary(Window(Lsn(100), Lsn(160))).transactions == 6
     assert small.log.delete_removed() == 0
     assert len(small.data_files()) == 4
