@@ -21,6 +21,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -30,10 +31,25 @@ GRACE_SECONDS: Final = 4.0
 _CANCEL_SECONDS: Final = 0.5
 _POLL_SECONDS: Final = 1.0
 
-_MESSAGE: Final = b"cdc-replay: terminated by SIGTERM; what is not committed is rolled back\n"
+_MESSAGES: Final[dict[int, bytes]] = {
+    signal.SIGTERM: b"cdc-replay: terminated by SIGTERM; what is not committed is rolled back\n",
+    signal.SIGINT: b"cdc-replay: interrupted; what is not committed is rolled back\n",
+}
 
-_finishing: threading.Event | None = None
-"""Set by the first SIGTERM in place of ending the process (`finish_on_sigterm`)."""
+
+@dataclass(slots=True)
+class _Finishing:
+    """A loop that finishes after the first signal: what it looks at, and who has seen that signal."""
+
+    stop: threading.Event
+    is_heard: bool = False
+    """By the handler."""
+    is_received: bool = False
+    """By the thread that reads the pipe."""
+
+
+_finishing: _Finishing | None = None
+"""Of `finish_on_sigterm`."""
 
 _cancellations: list[Callable[[], None]] = []
 _was_announced = threading.Event()
@@ -63,15 +79,15 @@ def end_on_sigterm() -> None:
 
 @contextlib.contextmanager
 def finish_on_sigterm() -> Iterator[threading.Event]:
-    """Within the context, the first SIGTERM or Ctrl-C sets the event; the next one ends the process.
+    """Within the context, the first SIGTERM or Ctrl-C sets the event; the next one, of either, is as SIGTERM.
 
     For loops that finish what they have begun: they look at the event between two steps.
     """
     global _finishing  # noqa: PLW0603 - a signal belongs to the process
-    _finishing = threading.Event()
-    interrupt = signal.signal(signal.SIGINT, _finish_or_interrupt)
+    _finishing = _Finishing(threading.Event())
+    interrupt = signal.signal(signal.SIGINT, _terminate)
     try:
-        yield _finishing
+        yield _finishing.stop
     finally:
         signal.signal(signal.SIGINT, interrupt)
         _finishing = None
@@ -83,7 +99,7 @@ def finish_on_interrupt_again() -> None:
     Spark does when a session is created in the main thread.
     """
     if _finishing is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, _finish_or_interrupt)
+        signal.signal(signal.SIGINT, _terminate)
 
 
 def end_with_parent() -> None:
@@ -106,45 +122,44 @@ def end_now() -> NoReturn:
 
 
 def is_asked_to_end() -> bool:
-    """Whether SIGTERM was received; later errors, such as a cancelled statement, are no failures."""
+    """Whether the process is ending; later errors, such as a cancelled statement, are no failures."""
     return _was_announced.is_set()
-
-
-def _finish_or_interrupt(signal_number: int, frame: FrameType | None) -> None:
-    if not _finish_first():
-        signal.default_int_handler(signal_number, frame)
 
 
 def _finish_first() -> bool:
     """Let the loop of `finish_on_sigterm` finish, if there is one, and this is the first signal."""
-    if _finishing is None or _finishing.is_set():
+    if _finishing is None or _finishing.is_heard:
         return False
-    _finishing.set()
+    # The thread sets the event: the main thread may be within it, and would wait for itself.
+    _finishing.is_heard = True
     return True
 
 
-def _terminate(_signal_number: int, _frame: FrameType | None) -> None:
+def _terminate(signal_number: int, _frame: FrameType | None) -> None:
     if _finish_first():
         return
-    # A second signal would not end the process sooner, and would interrupt the clean-up.
+    # A further signal would not end the process sooner, and would interrupt the clean-up.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _announce()
+    if _finishing is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _announce(signal_number)
     raise Terminated
 
 
 def _end_after_grace(read_end: int) -> None:
-    awaits_finish = True
     while True:
-        if os.read(read_end, 1)[0] != signal.SIGTERM:
-            continue
-        if _finishing is None or not awaits_finish:
+        received, finishing = os.read(read_end, 1)[0], _finishing
+        if finishing is not None and received in _MESSAGES and not finishing.is_received:
+            finishing.is_received = True
+            finishing.stop.set()
+        # The handler may be faster, and have left the loop.
+        elif _was_announced.is_set() or received in ((signal.SIGTERM,) if finishing is None else _MESSAGES):
             break
-        awaits_finish = False
     # In a thread of its own: a server that does not answer must not delay the exit.
     threading.Thread(target=_cancel_statements, name="cancel", daemon=True).start()
     time.sleep(GRACE_SECONDS)
     if not _was_announced.is_set():
-        _announce()
+        _announce(received)
     os._exit(EXIT_CODE)
 
 
@@ -161,8 +176,8 @@ def _watch_parent(parent_pid: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _announce() -> None:
+def _announce(signal_number: int) -> None:
     _was_announced.set()
     # Not by `sys.stderr`, which the main thread may be using. The pipe may be closed.
     with contextlib.suppress(OSError):
-        os.write(2, _MESSAGE)
+        os.write(2, _MESSAGES[signal_number])

@@ -84,7 +84,8 @@ def test_second_signal_interrupts_no_clean_up() -> None:
 
 FINISHING: Final = """
 import threading, time
-from cdc_replay.termination import end_on_sigterm, finish_on_sigterm
+from cdc_replay.termination import cancel_on_termination, end_on_sigterm, finish_on_sigterm
+{before}
 end_on_sigterm()
 with finish_on_sigterm() as stop:
     print("ready", flush=True)
@@ -97,7 +98,7 @@ print("left", flush=True)
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
 def test_loop_that_finishes_ends_by_itself_after_the_first_signal(signal_number: signal.Signals) -> None:
-    with start(FINISHING.format(work="time.sleep(6)")) as process:
+    with start(FINISHING.format(before="", work="time.sleep(6)")) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal_number)
@@ -107,17 +108,56 @@ def test_loop_that_finishes_ends_by_itself_after_the_first_signal(signal_number:
     assert (process.returncode, out, error_text) == (0, "finishing\nleft\n", "")
 
 
-def test_loop_that_finishes_is_ended_by_the_second_sigterm() -> None:
-    with start(FINISHING.format(work="time.sleep(600)")) as process:
+def test_loop_hears_a_signal_that_comes_while_it_looks() -> None:
+    """The handler runs within a method of the event, wherever that is."""
+    looking = "    while not stop.wait(0):\n        pass\n"
+    for _ in range(10):
+        with start(FINISHING.format(before="", work="pass").replace("    stop.wait()\n", looking)) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.terminate()
+            try:
+                out, error_text = process.communicate(timeout=LIMIT_SECONDS)
+            finally:
+                process.kill()
+        assert (process.returncode, out, error_text) == (0, "finishing\nleft\n", "")
+
+
+def test_next_loop_finishes_too() -> None:
+    loop = "with finish_on_sigterm() as stop:\n    print('again', flush=True)\n    stop.wait()\n"
+    with start(f"{FINISHING.format(before='', work='pass')}{loop}time.sleep(6)") as process:
+        assert process.stdout is not None
+        for line in ("ready\n", "finishing\n", "left\n", "again\n"):
+            assert process.stdout.readline() == line
+            if line in {"ready\n", "again\n"}:
+                process.terminate()
+        try:
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
+
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_loop_that_finishes_is_ended_by_the_second_signal(
+    first: signal.Signals, second: signal.Signals
+) -> None:
+    """Of either kind, also while a thread of it waits for a server."""
+    with start(FINISHING.format(before=CANCELLED, work="time.sleep(600)")) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        process.terminate()
+        process.send_signal(first)
         assert process.stdout.readline() == "finishing\n"
-        process.terminate()
+        process.send_signal(second)
+        try:
+            _, error_text = process.communicate(timeout=LIMIT_SECONDS)
+        finally:
+            process.kill()
 
-        _, error_text = process.communicate(timeout=LIMIT_SECONDS)
-
-    assert (process.returncode, error_text) == (TERMINATED, f"{LINE}\n")
+    line = LINE if second == signal.SIGTERM else LINE.replace("terminated by SIGTERM", "interrupted")
+    assert (process.returncode, error_text) == (TERMINATED, f"{line}\n")
 
 
 def start(program: str) -> subprocess.Popen[str]:
