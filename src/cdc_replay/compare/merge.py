@@ -219,7 +219,8 @@ def _count_unpublished(comparison: RowComparison, unpublished: sql.Identifier) -
 
 
 def _update(comparison: RowComparison) -> int:
-    settable = [column for column in _published(comparison) if column.name not in comparison.pair.key]
+    keeps = frozenset[str]() if comparison.has_renamed else frozenset(comparison.pair.key)
+    settable = [column for column in _published(comparison) if column.name not in keeps]
     if settable and all(column.is_settable for column in settable):
         assignments = (
             sql.SQL("{} = {}").format(sql.Identifier(column.name), sql.Identifier("staged", column.name))

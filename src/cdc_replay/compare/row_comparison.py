@@ -2,7 +2,8 @@
 
 Both are compared as the target's types print them. Equal rows cancel out, each as often as it occurs.
 Remaining rows of the target are `surplus`, remaining staged rows are `missing`; of rows of one key, `pairs`
-has one of each.
+has one of each. A key may have several texts, such as 1.0 and 1.00: a row of one and a row of another are of
+one key, too, if they are equal by the operators of the target's own key (`renamed`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from cdc_replay.postgres.identifiers import commas, names
 from cdc_replay.subscriber.apply_connection import pinned_text_formats
 from cdc_replay.subscriber.as_owner import TargetSession
 from cdc_replay.subscriber.staged_columns import StagedColumns
-from cdc_replay.subscriber.target_statements import target_reference
+from cdc_replay.subscriber.target_statements import equal, target_reference
 
 _PRESENT: Final = """
     {into}
@@ -61,6 +62,26 @@ _UNMATCHED: Final = """
     )
 """
 
+_RENAMED: Final = """
+    {into}
+    select distinct on (surplus.relation, surplus.row_id)
+        missing.row_id, surplus.key_hash, surplus.of_key
+    from {missing} as missing
+    join {staged} as staged on staged.ctid = missing.row_id
+    join {target} as target on {same_key}
+    join {surplus} as surplus on surplus.relation = target.tableoid and surplus.row_id = target.ctid
+    where {is_inserted} and not exists (
+        select from {missing} as missing
+        where missing.key_hash = surplus.key_hash and missing.of_key = surplus.of_key
+    )
+"""
+_RENAMED_COLUMNS: Final = "row_id tid, key_hash uuid, of_key bigint"
+
+_RENAME: Final = """
+    update {missing} as missing set key_hash = renamed.key_hash, of_key = renamed.of_key
+    from {renamed} as renamed where renamed.row_id = missing.row_id
+"""
+
 _PAIRS: Final = """
     create temporary table {pairs} as
     select surplus.relation, surplus.row_id, missing.row_id as staged_row_id
@@ -95,7 +116,7 @@ _IS_INSERTED: Final = """
     )
 """
 
-_TEMPORARY: Final = ("present", "expected", "surplus", "missing", "pairs", "detached")
+_TEMPORARY: Final = ("present", "expected", "surplus", "missing", "renamed", "pairs", "detached")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +158,10 @@ class RowComparison:
             present, expected = temporary("present"), temporary("expected")
             for name, side, opposite in (("surplus", present, expected), ("missing", expected, present)):
                 self._create(_UNMATCHED, name, unmatched=temporary(name), side=side, opposite=opposite)
+                self.session.share(temporary(name))
+            self._rename_equal_keys()
             self._create(pairs, "pairs")
-        for name in ("surplus", "missing", "pairs"):
-            self.session.share(temporary(name))
+        self.session.share(temporary("pairs"))
 
     def _hash_rows(self, outside: sql.Composable) -> None:
         pair, buckets = self.pair, self.staged.buckets
@@ -156,6 +178,29 @@ class RowComparison:
         self._analyze("present")
         key = hash_of(names(pair.hashed_key, "staged"))
         self._create(_EXPECTED, "expected", key_hash=key, row_hash=hash_of(names(pair.columns, "staged")))
+
+    def _rename_equal_keys(self) -> None:
+        """Let `missing` name a key as `surplus` does, if only its text differs."""
+        renamed = temporary("renamed")
+        into = self.session.into_temporary(renamed, [sql.SQL(_RENAMED_COLUMNS)])
+        self.execute(_RENAMED, into=into, same_key=self._same_key())
+        self.connection.execute(self.format(_RENAME))
+
+    def _same_key(self) -> sql.Composable:
+        """`target` and `staged` are equal by the target's own key; never, if it has none."""
+        identity = self.pair.target.identity
+        if not identity or not set(identity) <= set(self.pair.columns):
+            return sql.SQL("false")
+        return sql.SQL(" and ").join(
+            equal(equality, sql.Identifier("target", name), sql.Identifier("staged", name))
+            for name in identity
+            if (equality := self.pair.target.column(name).equality) is not None
+        )
+
+    @property
+    def has_renamed(self) -> bool:
+        """Whether the key of a row of both sides has another text."""
+        return self.count("select count(*) from {renamed}") > 0
 
     def execute(self, statement: LiteralString, **parts: sql.Composable) -> int:
         """Run a statement on the target; returns the number of changed rows."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from psycopg import sql
 
 from cdc_replay.postgres.identifiers import column_list, table_reference
-from cdc_replay.subscriber.target_tables import TargetTable
+from cdc_replay.subscriber.target_tables import Operator, TargetTable
 
 
 def target_reference(target: TargetTable) -> sql.Composed:
@@ -25,3 +25,9 @@ def insert_rows(target: TargetTable, columns: Sequence[str], rows: sql.Composabl
     return sql.SQL("insert into {}{} overriding system value {}").format(
         sql.Identifier(target.name.schema, target.name.name), column_list(columns), rows
     )
+
+
+def equal(equality: Operator, left: sql.Composable, right: sql.Composable) -> sql.Composed:
+    """`left` and `right` compared with the given equality operator."""
+    operator = sql.SQL("operator({}.{})").format(sql.Identifier(equality.schema), sql.SQL(equality.name))
+    return sql.SQL("{} {} {}").format(left, operator, right)

@@ -568,3 +568,38 @@ def test_tables_that_a_firing_foreign_key_links_are_merged_in_its_order(
     assert [table.table for table in result.reconciled] == sorted(["public.t", f"public.{child}"])
     check(twin, tables, "t", child)
     assert changed(reconcile(twin)) == (0, 0, 0)
+
+
+EQUAL_KEYS = {
+    "numeric": ("numeric", "1.0", "1.00"),
+    "float": ("float8", "0", "-0"),
+    "interval": ("interval", "1 day", "24:00:00"),
+    "jsonb": ("jsonb", "[1.0]", "[1.00]"),
+    "array": ("numeric[]", "{1.0}", "{1.00}"),
+    "citext": ("citext", "a", "A"),
+}
+
+
+@pytest.mark.parametrize("owner", ["ours", "another"])
+@pytest.mark.parametrize("key", EQUAL_KEYS)
+def test_row_whose_key_has_another_text_is_updated_in_place(twin: Twin, key: str, owner: str) -> None:
+    """Natively an UPDATE finds it by the equality of the key's index, and own columns keep their values."""
+    type_sql, before, after = EQUAL_KEYS[key]
+    table = f"create extension citext; create table t (n int, id {type_sql}, note text, primary key (n, id))"
+    twin.publisher.run(f"{table}; insert into t values (1, '{before}', 'x'), (2, '{after}', 'x')")
+    twin.publisher.run("create publication p for table t")
+    twin.subscribe("s", "p", tables=table, native=False)
+    twin.sync_ours()
+    ours = twin.pairs["s"].ours
+    ours.run("alter table t add mine text; update t set mine = 'row ' || n")
+    if owner == "another":
+        ours.run(f"create role {ours.name}_owner; alter table t owner to {ours.name}_owner")
+
+    twin.publish(f"update t set id = '{after}', note = 'y';\ninsert into t values (3, '{before}', 'x')")
+
+    assert changed(reconcile(twin)) == (1, 2, 0)
+    check(twin, table, columns="(x.n, x.id, x.note)")
+    assert ours.rows("select n, mine from t order by n") == [(1, "row 1"), (2, "row 2"), (3, None)]
+    assert changed(reconcile(twin)) == (0, 0, 0)
+    if owner == "another":
+        ours.run(f"reassign owned by {ours.name}_owner to current_user; drop role {ours.name}_owner")

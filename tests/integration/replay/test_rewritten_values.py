@@ -119,6 +119,20 @@ def test_rows_of_a_rewritten_key_do_not_get_each_other_s_values(twin: Twin) -> N
     assert "because its key may have been rewritten" in str(compared.warning)
 
 
+def test_rows_whose_key_has_another_text_after_a_rewrite_get_their_values(twin: Twin) -> None:
+    """R11.9: 1.0 and 1.00 are equal, and the same row."""
+    twin.publisher.run("create table t (id numeric(8, 1) primary key, a int); insert into t values (1, 1)")
+    twin.publisher.run("create publication p for table t")
+    twin.subscribe("s", "p", tables="create table t (id numeric primary key, a int, own int default 5)")
+    twin.sync()
+    twin.publish("alter table t alter id type numeric(8, 2), alter a type bigint using a * 100")
+
+    (compared,) = synced(twin)
+
+    assert (compared.missing, compared.taken_out, compared.updated) == (0, 0, 1)
+    assert twin.pairs["s"].ours.rows("select id::text, a, own from t") == [("1.00", 100, 5)]
+
+
 def test_rewrite_in_a_skipped_transaction_is_compared(twin: Twin) -> None:
     """R8.5, R11.9: nothing of the transaction is applied, and its rewritten values are updated."""
     twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")

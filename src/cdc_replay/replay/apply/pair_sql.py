@@ -20,7 +20,8 @@ from psycopg import sql
 
 from cdc_replay.model.frames import NetKind
 from cdc_replay.postgres.identifiers import commas
-from cdc_replay.replay.apply.target_sql import TargetSql, all_of, equal, qualified
+from cdc_replay.replay.apply.target_sql import TargetSql, all_of, qualified
+from cdc_replay.subscriber.target_statements import equal
 from cdc_replay.subscriber.target_tables import Leaf, Operator
 
 PAIR_COLUMNS: Final = "staged_ctid tid, relation oid, target_ctid tid"

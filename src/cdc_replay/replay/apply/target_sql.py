@@ -12,7 +12,7 @@ from cdc_replay.model.frames import NetKind
 from cdc_replay.postgres.identifiers import commas
 from cdc_replay.replay.apply.conflicts import KEYS_SHOWN
 from cdc_replay.replay.apply.staging import StagedTable
-from cdc_replay.subscriber.target_statements import target_reference
+from cdc_replay.subscriber.target_statements import equal, target_reference
 from cdc_replay.subscriber.target_tables import Operator, TargetColumn, TargetTable
 
 _EQUALS: Final = Operator("pg_catalog", "=")
@@ -137,12 +137,6 @@ class TargetSql:
 def qualified(alias: str, name: str) -> sql.Identifier:
     """`alias.name`."""
     return sql.Identifier(alias, name)
-
-
-def equal(equality: Operator, left: sql.Composable, right: sql.Composable) -> sql.Composed:
-    """`left` and `right` compared with the given equality operator."""
-    operator = sql.SQL("operator({}.{})").format(sql.Identifier(equality.schema), sql.SQL(equality.name))
-    return sql.SQL("{} {} {}").format(left, operator, right)
 
 
 def texts(columns: Iterable[str]) -> sql.Composed:
