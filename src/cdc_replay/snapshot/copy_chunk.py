@@ -65,6 +65,7 @@ from cdc_replay.snapshot.staging import (
 )
 from cdc_replay.subscriber.apply_connection import connect_as_apply_worker
 from cdc_replay.subscriber.as_owner import TargetSession, act_on
+from cdc_replay.subscriber.firing_foreign_keys import deletion_acts
 from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.subscription_tables import (
     claim_table_state,
@@ -290,8 +291,14 @@ def delete_rows(session: TargetSession, table: TableCopy) -> None:
 
     Writers are blocked from here on, so that no row is inserted in between. Inheritance children keep their
     rows.
+
+    Raises:
+        ApplyConflict: if foreign keys would delete or change rows of other tables, which nothing sends again.
+        MissingPrivilege, ServerUnavailable: as `translated_errors`.
     """
     action = f'cannot replace the rows of table "{table.name}" of the subscriber'
     with translated_errors(action, grant="On the subscriber, grant the role DELETE on the table."):
         session.execute(lock_out_writers(table.target))
-        session.execute(sql.SQL("delete from {}").format(target_reference(table.target)))
+        deleted = session.execute(sql.SQL("delete from {}").format(target_reference(table.target)))
+    if deleted and table.target.acts_on_delete:
+        raise deletion_acts(table.name, "A resync deletes all rows of the table and inserts the new ones.")

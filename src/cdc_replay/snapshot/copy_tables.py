@@ -18,6 +18,7 @@ a native table synchronisation.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import pickle
 import time
@@ -55,6 +56,7 @@ from cdc_replay.snapshot.resume import touched_keys
 from cdc_replay.snapshot.staging import Overlay, move_staged
 from cdc_replay.spark.session import count_cores
 from cdc_replay.subscriber.as_owner import act_on
+from cdc_replay.subscriber.firing_foreign_keys import group_tables
 from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.subscription_tables import set_table_state
 from cdc_replay.subscriber.target_checks import check_names
@@ -219,28 +221,32 @@ class _Run:
             failpoint("snapshot.after_late")
 
     def complete(self, report: Report) -> tuple[CopiedTable, ...]:
-        """Move staged rows and report every table; then raise the first error, if any."""
-        copied: list[CopiedTable] = []
-        for planned in each_table(
-            report, "complete", self._request.subscription, self._plans, lambda planned: planned.table.name
-        ):
-            name = planned.table.name
+        """Move staged rows and report every table; then raise the first error, if any.
+
+        A table to which another one refers comes first, if the foreign key fires (R8.13).
+        """
+        copied: dict[QualifiedName, CopiedTable] = {}
+        by_name = {planned.table.name: planned for planned in self._plans}
+        ordered = itertools.chain.from_iterable(group_tables(planned.table.target for planned in self._plans))
+        names = [target.name for target in ordered]
+        for name in each_table(report, "complete", self._request.subscription, names, lambda name: name):
+            planned = by_name[name]
             if name in self._errors:
                 continue
             try:
-                copied.append(self._report(planned, self._complete_table(planned)))
+                copied[name] = self._report(planned, self._complete_table(planned))
             except CdcReplayError as error:
                 self._errors[name] = error
                 continue
-            size = copied[-1].bytes
-            report(Progress("copy", str(name), size, size, rows=copied[-1].rows))
+            size = copied[name].bytes
+            report(Progress("copy", str(name), size, size, rows=copied[name].rows))
         failures = iter(self._errors.items())
         first = next(failures, None)
         for name, failure in failures:
             logger.error("table %s was not copied: %s", name, failure.message)
         if first is not None:
             raise first[1]
-        return tuple(copied)
+        return tuple(copied[name] for name in by_name)
 
     def _report(self, planned: TablePlan, completed: tuple[int, float] | None) -> CopiedTable:
         chunks, changed_parts = self._done[planned.table.name], self._changed[planned.table.name]

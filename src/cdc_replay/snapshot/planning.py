@@ -7,7 +7,8 @@
 | log has all changes since the oldest of them   | (`changed_rows.py`)                                       |
 | other chunks                                   | all of it; the chunks are dropped                         |
 
-A table of one chunk is copied directly into its target, unless its rows replace others.
+A table of one chunk is copied directly into its target, unless its rows replace others, or refer to another
+table of the copy by a foreign key that fires (R8.13): these move when the other table is complete.
 """
 
 from __future__ import annotations
@@ -169,6 +170,7 @@ def _plans(
         storage = plan.read_storage(source, tables)
         fingerprints = read_fingerprints(source, tables, storage, targets, request.log_identity)
         passes = [print_filters(source, synced.table, synced.filters) for synced in tables]
+    copied = {target.oid for target in targets.values()}
     for synced, condition in zip(tables, passes, strict=True):
         name = synced.table.name
         fingerprint = fingerprints.get(name)
@@ -183,7 +185,16 @@ def _plans(
         planned = TablePlan(
             table, synced, condition, fingerprint, staged, changes_since if staged else None, ()
         )
-        yield dataclasses.replace(planned, chunks=tuple(_chunks(request, planned, storage)))
+        # COPY does not support rows without columns: they are inserted from a staging table. If the table may
+        # run code of its owner, rows are moved into it as the owner.
+        needs_staging = (
+            request.replace
+            or not table.columns
+            or table.target.acting.rights.runs_as_owner
+            or not table.target.references.isdisjoint(copied - {table.relation})
+        )
+        chunks_to_read = _chunks(request, planned, storage, needs_staging=needs_staging)
+        yield dataclasses.replace(planned, chunks=tuple(chunks_to_read))
 
 
 def _copied_columns(synced: SyncedTable, target: TargetTable) -> tuple[str, ...]:
@@ -244,7 +255,11 @@ def _initial_state(
 
 
 def _chunks(
-    request: SnapshotRequest, planned: TablePlan, storage: Mapping[RelationId, Storage]
+    request: SnapshotRequest,
+    planned: TablePlan,
+    storage: Mapping[RelationId, Storage],
+    *,
+    needs_staging: bool,
 ) -> Iterator[ChunkCopy]:
     synced, table = planned.synced, planned.table
     tables = {int(leaf.id): leaf for leaf in synced.leaves}
@@ -254,9 +269,6 @@ def _chunks(
         for pages in chunk.pages
     )
     chunks = plan.plan_table(synced, storage, chunk_bytes=request.chunk_bytes, completed=completed)
-    # COPY does not support rows without columns: they are inserted from a staging table. If the table may run
-    # code of its owner, rows are moved into it as the owner.
-    needs_staging = request.replace or not table.columns or table.target.acting.rights.runs_as_owner
     is_direct = len(chunks) == 1 and not completed and not needs_staging
     for chunk in chunks:
         sources = tuple(plan.source(piece, table.columns, planned.passes) for piece in chunk.slices)
