@@ -130,7 +130,7 @@ class DecodingFailed(CdcReplayError):
 
 
 class InvalidMessage(CdcReplayError):
-    """Bytes that are not a well-formed pgoutput message."""
+    """Bytes of a server that are not well-formed: a pgoutput message, or rows of another form."""
 
 
 class ChangeLogMissing(CdcReplayError):

@@ -19,6 +19,7 @@ import heapq
 import itertools
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -56,6 +57,10 @@ DIGESTS: Final = """
     group by 1
     order by 1
 """
+
+
+_DIGEST: Final = re.compile(rb"(\d{1,10})\t(\d{1,18})\t(\d{1,18})\t(-?\d{1,38}\t-?\d{1,38}\n)")
+"""A row of `DIGESTS` in COPY's text format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +212,9 @@ def _read_digests(
             with side.read_errors():
                 for line in out:
                     count(len(line))
-                    bucket_id, rows, outside, sums = bytes(line).split(b"\t", 3)
+                    if (digest := _DIGEST.fullmatch(bytes(line))) is None:
+                        raise ValueError("not a digest")
+                    bucket_id, rows, outside, sums = digest.groups()
                     yield BucketDigest(int(bucket_id), int(rows), int(outside), sums)
 
         yield read()

@@ -46,7 +46,7 @@ from cdc_replay.compare.digest import (
 )
 from cdc_replay.compare.fence import ComparisonFence
 from cdc_replay.compare.table_pair import TablePair
-from cdc_replay.errors import MissingPrivilege, PublisherNotReady, bounded
+from cdc_replay.errors import InvalidMessage, MissingPrivilege, PublisherNotReady, bounded
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.proof import BUCKET_BITS, BUCKETS
 from cdc_replay.postgres.connection import translated_errors
@@ -62,6 +62,7 @@ MOST_LISTED_ROWS: Final = 5_000_000
 """About the maximum of rows of one side that are read to list differences."""
 
 TABLE_ERRORS: Final = (
+    InvalidMessage,
     MissingPrivilege,
     PublisherNotReady,
     psycopg.DataError,
@@ -70,7 +71,7 @@ TABLE_ERRORS: Final = (
     psycopg.ProgrammingError,
 )
 """Errors of one table only: a missing privilege, a concurrent change of the table, a value that the other
-type rejects, a damaged page."""
+type rejects, a damaged page, rows of another form."""
 
 MISSING_TABLE: Final = (
     "the table is missing on the subscriber: no plain or partitioned table has its name [R8.1]"

@@ -23,6 +23,7 @@ from typing import Final
 from psycopg import sql
 
 from cdc_replay.compare.difference import RowValues
+from cdc_replay.errors import InvalidMessage
 from cdc_replay.postgres.connection import translated_errors
 from cdc_replay.postgres.identifiers import commas, names
 from cdc_replay.subscriber.as_owner import TargetSession
@@ -105,13 +106,22 @@ class TableSide:
 
         Raises:
             MissingPrivilege, ServerUnavailable: as `translated_errors`, with table and server.
+            InvalidMessage: if the server's rows have another form; what an owner's code answers is judged by
+                `act_on`.
         """
         grant = (
             "On that server, grant the role SELECT on the table and USAGE on its schema, and BYPASSRLS if"
             " row-level security restricts it."
         )
-        with translated_errors(f"cannot read {self.table}", grant=grant):
-            yield
+        try:
+            with translated_errors(f"cannot read {self.table}", grant=grant):
+                yield
+        except (ValueError, TypeError) as error:
+            if self.session.runs_as_owner:
+                raise
+            raise InvalidMessage(
+                f"cannot read {self.table}: the server answers with rows of another form"
+            ) from error
 
     def hashed(self) -> sql.Composed:
         """`HASHED_ROWS` of this side. Without a key, the whole row is the key."""
@@ -151,8 +161,9 @@ def list_rows(side: TableSide, within: sql.Composable) -> Iterator[HashedRow]:
     """The rows under a condition on `key_hash`, ordered by the hashes; read through a cursor."""
     query = sql.SQL(LISTED_ROWS).format(hashed=side.hashed(), within=within)
     columns = "key_hash text, row_hash text, count bigint, shown text[], outside boolean"
-    for key_hash, row_hash, count, shown, outside in side.session.stream(query, columns):
-        yield HashedRow(key_hash, row_hash, count, tuple(shown), outside)
+    with side.read_errors():
+        for key_hash, row_hash, count, shown, outside in side.session.stream(query, columns):
+            yield HashedRow(str(key_hash), str(row_hash), int(count), tuple(shown), outside)
 
 
 def read_values(side: TableSide, key_hashes: Sequence[str]) -> dict[str, tuple[RowValues, ...]]:
@@ -170,10 +181,11 @@ def read_values(side: TableSide, key_hashes: Sequence[str]) -> dict[str, tuple[R
         hashes=sql.Literal(list(key_hashes)),
     )
     by_key: dict[str, tuple[RowValues, ...]] = {}
-    for key_hash, shown in side.session.stream(query, "key_hash text, shown text[]"):
-        rows = by_key.get(key_hash, ())
-        if len(rows) < ROWS_SHOWN:
-            by_key[key_hash] = (*rows, tuple(shown))
+    with side.read_errors():
+        for key_hash, shown in side.session.stream(query, "key_hash text, shown text[]"):
+            rows = by_key.get(key_hash, ())
+            if len(rows) < ROWS_SHOWN:
+                by_key[key_hash] = (*rows, tuple(shown))
     return by_key
 
 

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from cdc_replay.arrow.arrays import big_endian, offsets_from_lengths
-from cdc_replay.errors import PublicationMissing
+from cdc_replay.arrow.arrays import Bytes, big_endian, offsets_from_lengths
+from cdc_replay.errors import InvalidMessage, PublicationMissing
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.slot import RESYNCHRONIZE, slot_errors
@@ -65,8 +65,11 @@ _USE_DECODING_MEMORY: Final = """
 """
 
 # COPY BINARY: a header before the first row, then per row the number of fields and length and value of each.
+_COPY_SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
 _COPY_HEADER_BYTES: Final = 19
-_COPY_TRAILER_BYTES: Final = 2
+_COPY_TRAILER: Final = b"\xff\xff"
+_COPY_TRAILER_BYTES: Final = len(_COPY_TRAILER)
+_FIELDS: Final = 3
 _LSN_OFFSET: Final = 2 + 4
 _XID_OFFSET: Final = _LSN_OFFSET + 8 + 4
 _DATA_OFFSET: Final = _XID_OFFSET + 4 + 4
@@ -141,6 +144,7 @@ def peek(
 
     Raises:
         SlotMissing, SlotActive, SlotLost, PublicationMissing, MissingPrivilege: as `slot` describes.
+        InvalidMessage: if the server sends something else.
     """
     statement = PEEK.format(
         slot=sql.Literal(options.slot),
@@ -154,6 +158,7 @@ def peek(
     with (
         slot_errors(f'cannot read replication slot "{options.slot}"'),
         _warnings_as_errors(connection),
+        _form_errors(options.slot),
         connection.cursor() as cursor,
         cursor.copy(statement) as copy,
     ):
@@ -190,7 +195,10 @@ def _batches(copy: psycopg.Copy) -> Iterator[RawMessages]:
     """
     libpq = copy.connection.pgconn
     take = libpq.get_copy_data
-    row: Buffer = copy.read()[_COPY_HEADER_BYTES:]
+    row: Buffer = copy.read()
+    if bytes(row[: len(_COPY_SIGNATURE)]) != _COPY_SIGNATURE:
+        raise _OtherForm("it has no header")
+    row = row[_COPY_HEADER_BYTES:]
     size = len(row)
     while size > _COPY_TRAILER_BYTES:
         rows, sizes, free = io.BytesIO(), list[int](), BATCH_BYTES
@@ -205,7 +213,25 @@ def _batches(copy: psycopg.Copy) -> Iterator[RawMessages]:
         if size < 0:
             raise _ended_early(libpq)
         yield _raw_messages(rows.getvalue(), sizes)
-    copy.read()
+    if bytes(row) != _COPY_TRAILER or copy.read():
+        raise _OtherForm("it does not end as it should")
+
+
+class _OtherForm(Exception):
+    """What the server sends is no result of `PEEK`; the text says why."""
+
+
+@contextlib.contextmanager
+def _form_errors(slot: str) -> Iterator[None]:
+    """Raise `InvalidMessage` for a result of another form, also if it is no COPY."""
+    try:
+        yield
+    except (_OtherForm, psycopg.ProgrammingError) as error:
+        if isinstance(error, psycopg.Error) and error.sqlstate is not None:
+            raise
+        raise InvalidMessage(
+            f'the publisher does not answer with changes of replication slot "{slot}"', detail=str(error)
+        ) from error
 
 
 def _ended_early(libpq: psycopg.pq.abc.PGconn) -> psycopg.Error:
@@ -215,6 +241,8 @@ def _ended_early(libpq: psycopg.pq.abc.PGconn) -> psycopg.Error:
         continue
     if result is None:
         return psycopg.OperationalError(libpq.get_error_message())
+    if result.status == psycopg.pq.ExecStatus.COMMAND_OK:
+        raise _OtherForm("it does not end as it should")
     return psycopg.errors.error_from_result(result)
 
 
@@ -222,6 +250,7 @@ def _raw_messages(rows: bytes, sizes: Sequence[int]) -> RawMessages:
     """Consecutive rows of COPY BINARY, as columns."""
     offsets = offsets_from_lengths(np.array(sizes, dtype=np.int64))
     content = np.frombuffer(rows, dtype=np.uint8)
+    _check_fields(content, offsets)
     whole = pa.BinaryArray.from_buffers(
         pa.binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(rows)]
     )
@@ -231,6 +260,18 @@ def _raw_messages(rows: bytes, sizes: Sequence[int]) -> RawMessages:
         xid=big_endian(content, starts + _XID_OFFSET, 4),
         data=pc.binary_slice(whole, start=_DATA_OFFSET, stop=_NO_END),
     )
+
+
+def _check_fields(content: Bytes, offsets: npt.NDArray[np.integer]) -> None:
+    """Check that each row has an LSN, an xid, and data up to its end."""
+    starts, sizes = offsets[:-1], np.diff(offsets)
+    if np.any(sizes < _DATA_OFFSET):
+        raise _OtherForm("a row is too short")
+    is_right = big_endian(content, starts, 2) == _FIELDS
+    for offset, length in ((_LSN_OFFSET, 8), (_XID_OFFSET, 4), (_DATA_OFFSET, sizes - _DATA_OFFSET)):
+        is_right &= big_endian(content, starts + offset - 4, 4) == length
+    if not is_right.all():
+        raise _OtherForm("a row has other fields")
 
 
 @contextlib.contextmanager

@@ -152,7 +152,7 @@ def publisher_read_errors(table: QualifiedName) -> Iterator[None]:
         with translated_errors(action, grant=_MAY_READ):
             yield
     except psycopg.Error as error:
-        raise _read_error(f"{action}: {error.diag.message_primary}", error) from error
+        raise _read_error(f"{action}: {error.diag.message_primary or error}", error) from error
 
 
 def _read_error(message: str, error: psycopg.Error) -> CdcReplayError:

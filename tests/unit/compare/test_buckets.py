@@ -24,6 +24,7 @@ from cdc_replay.compare.buckets import (
     compare_digests,
 )
 from cdc_replay.compare.digest import TableSide
+from cdc_replay.errors import PublisherNotReady
 from cdc_replay.subscriber.as_owner import TargetSession
 
 
@@ -116,8 +117,8 @@ def test_both_servers_hash_at_the_same_time() -> None:
 
 def test_a_refused_side_ends_the_other_one() -> None:
     asked = threading.Barrier(2)
-    refused = Hashing(asked, threading.Event(), error=ValueError("refused"))
+    refused = Hashing(asked, threading.Event(), error=PublisherNotReady("refused"))
     hashing = HashingUntilCancelled(asked, threading.Event())
-    with pytest.raises(ValueError, match="refused"), compare_buckets(side(refused), side(hashing), 8):
+    with pytest.raises(PublisherNotReady, match="refused"), compare_buckets(side(refused), side(hashing), 8):
         pass
     assert hashing.cancelled.is_set()
