@@ -6,11 +6,13 @@
 
 A server that hangs occupies its thread until the connection is cut (`postgres.connection`), and one caller
 for `seconds`. It is not queried again until then; other callers get its last answer. A late answer is there
-for the next caller. No lock is held during a query.
+for the next caller. No lock is held during a query. Whatever a query raises is an error of this server only:
+its superusers can put anything into the state that is read.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +23,9 @@ from typing import Final, Generic, Self, TypeVar
 
 import psycopg
 
-from cdc_replay.errors import CdcReplayError, ServerUnavailable
+from cdc_replay.errors import CdcReplayError, InvalidMessage, ServerUnavailable, bounded
+
+logger = logging.getLogger(__name__)
 
 SERVERS_AT_ONCE: Final = 32
 
@@ -49,11 +53,7 @@ class _Server(Generic[_T]):
     error: Exception | None = None
 
     def collect(self) -> None:
-        """Store the result of the thread, if it has finished.
-
-        Raises:
-            Exception: an error that is neither the server's nor ours.
-        """
+        """Store the result of the thread, if it has finished."""
         if self.running is None or not self.running.done():
             return
         finished, self.running = self.running, None
@@ -62,6 +62,11 @@ class _Server(Generic[_T]):
             self.error = None
         except (CdcReplayError, psycopg.Error) as error:
             self.error = error
+        except Exception as error:
+            logger.warning("a server's answer cannot be read", exc_info=error)
+            self.error = InvalidMessage(
+                f"the server's answer cannot be read: {type(error).__name__}: {bounded(str(error))}"
+            )
 
 
 @dataclass(slots=True)
