@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
@@ -12,9 +14,12 @@ from fastapi import HTTPException
 
 from cdc_replay.airflow.page import row_question
 from cdc_replay.airflow.page.row_question import RowQuestion, answer
-from cdc_replay.config import load_config
+from cdc_replay.commands.prune import prune
+from cdc_replay.config import Timeouts, load_config
+from cdc_replay.errors import PruneLimitUnknown
 from cdc_replay.monitoring.watch_commits import watch_commits
 from fixtures.liar import Liar, message
+from fixtures.twin import Twin
 
 CONFIGURATION = """
 publishers: {{shop: {{dsn: "{dsn}", change_log: ./change_log}}}}
@@ -56,3 +61,16 @@ def test_a_watch_ends_although_its_publisher_never_answers(tmp_path: Path) -> No
         watch.answer_seconds = 0.5
         with pytest.raises(psycopg.OperationalError, match="closed"):
             watch.look()
+
+
+@pytest.mark.spark
+def test_a_prune_ends_although_a_subscriber_never_answers(twin: Twin) -> None:
+    """Whoever frees a disk that is full must know which one keeps the log."""
+    twin.publisher.run("create table t (id int primary key); create publication p for table t")
+    twin.subscribe("s", "p", tables="create table t (id int primary key)", native=False)
+    twin.sync_ours()
+    with Liar(accept_settings) as liar:
+        twin.change("s", dsn=liar.dsn)
+        config = dataclasses.replace(twin.config, timeouts=Timeouts(answer=timedelta(seconds=0.5)))
+        with pytest.raises(PruneLimitUnknown, match='subscription "s" cannot be asked'):
+            prune(config, "pub", keep_hours=0)

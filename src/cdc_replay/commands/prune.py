@@ -13,7 +13,7 @@ from cdc_replay.config import Config, SubscriptionConfig
 from cdc_replay.errors import CdcReplayError, PruneLimitUnknown
 from cdc_replay.model.log_requirement import LogExtent, LogRequirement
 from cdc_replay.model.results import PruneResult
-from cdc_replay.postgres.connection import connect
+from cdc_replay.postgres.connection import connect_with_deadline
 from cdc_replay.subscriber.log_requirement import read_log_requirement
 
 
@@ -50,9 +50,10 @@ def prune(
 
 
 def _read(config: Config, subscription: SubscriptionConfig, log: LogExtent) -> LogRequirement:
-    name = subscription.name
+    name, seconds = subscription.name, config.timeouts.answer.total_seconds()
+    dsn, purpose = config.dsn_of(subscription), f"prune {subscription.name}"
     try:
-        with connect(config.dsn_of(subscription), purpose=f"prune {name}") as connection:
+        with connect_with_deadline(dsn, purpose=purpose, seconds=seconds) as connection:
             return read_log_requirement(connection, name, log)
     except PruneLimitUnknown:
         raise
