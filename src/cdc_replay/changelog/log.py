@@ -61,6 +61,7 @@ from cdc_replay.changelog.queries import (
     logged_definitions,
     logged_messages,
     relation_versions,
+    truncate_commits,
 )
 from cdc_replay.changelog.segment import (
     LOG_SCHEMA,
@@ -393,6 +394,10 @@ class ChangeLog:
     def end_before(self, window: Window, sent: SentChanges, catalogs: CatalogVersions) -> Lsn:
         """The LSN up to which `window` has none of these changes."""
         return end_before(self.segments(window), window, sent, catalogs)
+
+    def truncate_commits(self, window: Window) -> list[Lsn]:
+        """The transactions of `window` with a TRUNCATE, in order."""
+        return truncate_commits(self.segments(window), window)
 
     def prunable_segments(self, upto: Lsn, *, committed_by: int | None = None) -> tuple[Segment, ...]:
         """The first segments of the log that lie wholly at or before `upto`.

@@ -245,6 +245,15 @@ def _are_truncates(table: pa.Table) -> pa.ChunkedArray:
     return pc.equal(table["kind"], MessageType.TRUNCATE.value)
 
 
+def truncate_commits(groups: Iterable[RowGroup], window: Window) -> list[Lsn]:
+    """The transactions of `window` with a TRUNCATE in these row groups, in order."""
+    commits: set[int] = set()
+    for group in groups:
+        table = read_columns(group, ("commit_lsn", "kind"), window)
+        commits.update(table["commit_lsn"].filter(_are_truncates(table)).to_pylist())
+    return [Lsn(commit) for commit in sorted(commits)]
+
+
 def logged_definitions(
     groups: Iterable[RowGroup], window: Window, catalogs: CatalogVersions
 ) -> LoggedDefinitions:

@@ -7,6 +7,9 @@ failing transaction is applied, then it is parked (`replay.parking`).
 A row may enter a subscription with a value that the publisher did not send (R4.6). Then the window is tried
 with the values of one source after the other (`replay.toast.sources`); if none has the value, NULL is stored,
 or the subscription is parked before the row's transaction (`replay.toast.window`).
+
+Subscriptions that feed one table apply each TRUNCATE before any of them goes on: it empties the whole table,
+and what the others have inserted since would be lost.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import psycopg
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import AnotherPublisher, CdcReplayError, ChangeLogMissing, SubscriptionParked
-from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import ReplayResult
 from cdc_replay.model.table_state import Parked, Ready
@@ -80,7 +83,7 @@ def replay_up_to_each(
     results = _ReplayResults()
     with Pipeline(functools.partial(_open_publisher, source, fence)) as pipeline:
         work: _ReplayUpTo | None = None
-        for upto in ends:
+        for upto in _steps(source, sessions, ends):
             work = _ReplayUpTo(pipeline.open_publisher, ChangeLog.open(source.change_log), upto)
             for session in results.active(sessions):
                 results.add(session, work.check_binding(session) or work.retry_parked_transaction(session))
@@ -98,6 +101,34 @@ def replay_up_to_each(
         with contextlib.suppress(CdcReplayError, psycopg.Error):
             _warn_of_uncaptured_changes(work.change_log, results.active(sessions))
     return combined
+
+
+def _steps(
+    source: CaptureSource, sessions: Sequence[SubscriptionSession], ends: Iterable[Lsn]
+) -> Iterator[Lsn]:
+    """`ends`, and before each of them the transactions with a TRUNCATE, if subscriptions share a table."""
+    last = ZERO
+    for upto in ends:
+        with contextlib.suppress(CdcReplayError, psycopg.Error):  # the replay reports it
+            positions = [session.position() or upto for session in _sharing(sessions)]
+            change_log = ChangeLog.open(source.change_log)
+            after = max(last, change_log.start_lsn, min(positions, default=upto))
+            if after < upto:
+                yield from (end for end in change_log.truncate_commits(Window(after, upto)) if end < upto)
+        yield upto
+        last = upto
+
+
+def _sharing(sessions: Sequence[SubscriptionSession]) -> list[SubscriptionSession]:
+    """The subscriptions that feed a table which another one of these feeds too."""
+    databases = Counter(session.dsn for session in sessions)
+    fed = [
+        (session, {(session.dsn, table.relation) for table in session.known_tables()})
+        for session in sessions
+        if databases[session.dsn] > 1
+    ]
+    feeds = Counter(table for _, tables in fed for table in tables)
+    return [session for session, tables in fed if any(feeds[table] > 1 for table in tables)]
 
 
 def _retry_parked(
