@@ -69,6 +69,11 @@ _SLOT_OF_LOG: Final = """
     where slot_name = %s and database = current_database() and system_identifier::text = %s
 """
 
+_DROPPED_SINCE: Final = (
+    "If a column was dropped on both sides since, choose a range that begins after that, or other tables with"
+    " `--table`."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class _Destination:
@@ -318,7 +323,7 @@ def _plan_routes(
     # All names: one that another table of the subscription has now is no former name of a chosen table.
     renamed = tables_renamed_to(change_log, window.after, tuple(session.ready_tables()))
     routes = plan_routes(defined, session.subscription.publications, wanted, renamed)
-    check_targets({table.name: table.columns for table in routes.tables}, targets)
+    check_targets({table.name: table.columns for table in routes.tables}, targets, advice=_DROPPED_SINCE)
     return routes, targets
 
 

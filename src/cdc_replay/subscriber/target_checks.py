@@ -46,9 +46,14 @@ class _TargetProblem:
 
 
 def check_targets(
-    required_columns: Mapping[QualifiedName, tuple[str, ...]], targets: Mapping[QualifiedName, TargetTable]
+    required_columns: Mapping[QualifiedName, tuple[str, ...]],
+    targets: Mapping[QualifiedName, TargetTable],
+    *,
+    advice: str | None = None,
 ) -> None:
     """Check that every table can receive its published columns (R8.1, R6.10, R8.21).
+
+    `advice` is another way out, for the hint.
 
     Raises:
         TargetMismatch: listing all problems.
@@ -65,7 +70,7 @@ def check_targets(
         raise TargetMismatch(
             f"the subscriber cannot receive {len(names)} of the published tables",
             detail="\n".join(f"{_quoted(problem.table)}: {problem.text}" for problem in problems),
-            hint=" ".join(remedies),
+            hint=" ".join(remedies if advice is None else [*remedies, advice]),
             rule=rules.pop() if len(rules) == 1 else "R8.1",
             table=(names[0].schema, names[0].name) if len(names) == 1 else None,
         )

@@ -374,3 +374,25 @@ def test_table_that_is_not_ready_is_refused_by_name_and_others_are_backfilled(hi
         backfill(config, "s", begin, end)
     backfill(config, "s", begin, end, tables=[QualifiedName("public", "t")])
     assert shared(history.ours) == STATES[4]
+
+
+def test_range_before_a_column_was_dropped_on_both_sides_names_the_way_out(twin: Twin) -> None:
+    """Nobody can create it again: the publisher does not have it any more."""
+    twin.publisher.run("create table t (id int primary key, a int, b int); create publication p for table t")
+    twin.subscribe("s", "p", tables="create table t (id int primary key, a int, b int)", native=False)
+    twin.sync_ours()
+    begin = twin.position()
+    twin.publish("insert into t values (1, 1, 1);\nalter table t drop b")
+    middle = twin.position()
+    twin.publish("insert into t values (2, 2)")
+    end = twin.position()
+    twin.sync_ours()
+    ours = twin.pairs["s"].ours
+    ours.run("alter table t drop b; delete from t")
+
+    with pytest.raises(SubscriberNotReady, match='missing column "b"') as refused:
+        backfill(twin.config, "s", str(begin), str(end))
+    assert "dropped on both sides since, choose a range that begins after that" in str(refused.value.hint)
+
+    assert backfill(twin.config, "s", str(middle), str(end)).applied["insert"] == 1
+    assert ours.rows("table t") == [(2, 2)]
