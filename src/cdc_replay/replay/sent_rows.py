@@ -7,6 +7,7 @@ the reason, the subscriber has lost the row, and a repair may insert it. A row m
 |------------------------------------------------------|------------------------------------------------|
 | its row filter has changed                           | that sends no rows (R9.12)                     |
 | it, or a partition, has come to be published         | nor does that (R7.12, R11.6)                   |
+| a column that it had is not published any more       | the row is inserted without its value (R6.3)   |
 | INSERTs or UPDATEs were published not at all, or     | rows enter, or change their keys, and this is  |
 | with another filter than the copy had                | not sent (R3.5, R7.5)                          |
 | it was rewritten                                     | rows may have other keys (R11.9)               |
@@ -77,11 +78,12 @@ def tables_with_every_row(
     )
 
 
-class _Filters(NamedTuple):
-    """Row filters of INSERTs and UPDATEs."""
+class _Sent(NamedTuple):
+    """Row filters of INSERTs and UPDATEs, and the columns of the copy that they do not have."""
 
     insert: _Trees
     update: _Trees
+    withheld: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class _Published:
         if synced is None or filters_differ(synced, copied.definition.filters):
             return False
         try:
-            return all(self._leaf_sends_every_row(name, leaf, _trees(synced.filters)) for leaf in leaves)
+            return all(self._leaf_sends_every_row(synced, copied, leaf) for leaf in leaves)
         except PublicationRefused:
             return False
 
@@ -113,18 +115,21 @@ class _Published:
             return {}
         return {self._name_of(synced.table): synced for synced in listed}
 
-    def _leaf_sends_every_row(self, name: QualifiedName, leaf: RelationId, of_copy: _Trees) -> bool:
-        """Whether a leaf was published as the table, with one filter, since the copy or its creation."""
+    def _leaf_sends_every_row(self, synced: SyncedTable, copied: CopyDefinition, leaf: RelationId) -> bool:
+        """Whether a leaf was published as the table, in one way, since the copy or its creation."""
+        name, columns = self._name_of(synced.table), copied.definition.columns
         present = (catalog for catalog in self.catalogs if leaf in catalog.tables)
-        filters = [self._filters(name, catalog, leaf) for catalog in present]
-        while filters and filters[-1] is None:
-            filters.pop()  # it has left: its later changes are not sent
-        if len(set(filters)) != 1 or (since := filters[0]) is None:
+        sent = [self._sent(name, catalog, leaf, columns) for catalog in present]
+        while sent and sent[-1] is None:
+            sent.pop()  # it has left: its later changes are not sent
+        if len(set(sent)) != 1 or (since := sent[0]) is None or since.withheld:
             return False
-        return {since.insert, of_copy} <= {None, since.update}
+        return {since.insert, _trees(synced.filters)} <= {None, since.update}
 
-    def _filters(self, name: QualifiedName, catalog: PublisherCatalog, leaf: RelationId) -> _Filters | None:
-        """The filters of a leaf; None if its INSERTs or UPDATEs are not published as the table's."""
+    def _sent(
+        self, name: QualifiedName, catalog: PublisherCatalog, leaf: RelationId, columns: frozenset[str]
+    ) -> _Sent | None:
+        """What is sent of a leaf; None if its INSERTs or UPDATEs are not published as the table's."""
         published = resolve(catalog, self.publications, leaf)
         if (
             published is None
@@ -132,7 +137,9 @@ class _Published:
             or not published.actions.issuperset(_WRITING)
         ):
             return None
-        return _Filters(*(_trees(published.filters[action]) for action in _WRITING))
+        existing = {column.name for column in published.table.columns}
+        insert, update = (_trees(published.filters[action]) for action in _WRITING)
+        return _Sent(insert, update, columns & existing - set(published.columns))
 
     def _name_of(self, table: Table) -> QualifiedName:
         return self.renamed.get(table.id, table.name)

@@ -396,3 +396,28 @@ def test_range_before_a_column_was_dropped_on_both_sides_names_the_way_out(twin:
 
     assert backfill(twin.config, "s", str(middle), str(end)).applied["insert"] == 1
     assert ours.rows("table t") == [(2, 2)]
+
+
+@pytest.mark.parametrize("event_trigger", [True, False])
+def test_update_of_a_lost_row_whose_columns_are_not_all_published_any_more_inserts_none(
+    twin: Twin, event_trigger: bool
+) -> None:
+    """The row would lack the value that the subscriber had before."""
+    table = "create table t (id int primary key, a int, b int)"
+    twin.options |= {"event_trigger": event_trigger}
+    twin.publisher.run(
+        f"{table}; create publication p for table t (id, a, b); insert into t values (1, 1, 1)"
+    )
+    twin.subscribe("s", "p", tables=table, native=False)
+    twin.sync_ours()
+    twin.publish("alter publication p set table t (id, a);\nalter table t add c int")
+    begin = twin.position()
+    twin.publish("update t set a = 2;\ninsert into t values (2, 2, 2)")
+    end = twin.position()
+    twin.sync_ours()
+    ours = twin.pairs["s"].ours
+    ours.run("delete from t")
+
+    backfill(twin.config, "s", str(begin), str(end))
+
+    assert ours.rows("table t") == [(2, 2, None)]
