@@ -152,7 +152,8 @@ _IDENTITIES: Final = """
         where pg_amop.amoplefttype = pg_amop.amoprighttype
     ),
     comparison as materialized (
-        select own.oid as opclass, equal.schema, equal.name, less.schema as less_schema, less.name as less_name
+        select own.oid as opclass, equal.schema, equal.name,
+            less.schema as less_schema, less.name as less_name
         from (select distinct opclass from part) as used
         join pg_opclass as own on own.oid = used.opclass
         cross join (select oid from pg_am where amname = 'btree') as btree
