@@ -186,19 +186,20 @@ class _RecentCatalogs:
         """The catalog after these entries: a full one and DDL changes in order."""
         texts = tuple(entry.text for entry in entries)
         starts = [built for built in self._built if texts[: len(built[0])] == built[0]]
-        known, catalog = max(starts, key=lambda built: len(built[0]), default=((), None))
-        if catalog is None:
+        if starts:
+            known, catalog = max(starts, key=lambda built: len(built[0]))
+        else:
             known, catalog = texts[:1], catalog_from_json(texts[0])
         for entry in entries[len(known) :]:
             catalog = _apply_entry(catalog, entry)
-        others = [built for built in self._built if built[0] not in {known, texts}]
+        others = (built for built in self._built if built[0] != texts)
         # Threads may build the same one; the last one counts.
         self._built = ((texts, catalog), *others)[:_MOST_RECENT]
         return catalog
 
 
-_MOST_RECENT: Final = 2
-"""A capture's catalog, and that of a replay behind it."""
+_MOST_RECENT: Final = 4
+"""Of two publishers, a catalog and the one before, which a window of both needs."""
 
 _recent_catalogs: Final = _RecentCatalogs()
 

@@ -6,8 +6,9 @@ of publications to schemas identifies a catalog.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc_replay.arrow.version_index import CatalogVersions
+from cdc_replay.catalog import history
 from cdc_replay.catalog.history import CatalogHistory
 from cdc_replay.catalog.json_form import catalog_to_json
 from cdc_replay.errors import ChangeLogDamaged
@@ -205,12 +207,31 @@ def test_position_before_all_versions_has_the_first() -> None:
 
 
 def test_full_catalogs_are_returned_backwards() -> None:
-    history = CatalogHistory(
+    known = CatalogHistory(
         [full_catalog(0, p="a"), ddl_change(5, 10, p="b"), full_catalog(20, p="c"), full_catalog(30, p="d")]
     )
-    last = len(history.versions) - 1
+    last = len(known.versions) - 1
 
-    assert [content(state)["p"] for state in history.full_catalogs(last)] == ["c", "a"]
+    assert [content(state)["p"] for state in known.full_catalogs(last)] == ["c", "a"]
+
+
+def test_later_reader_builds_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each window opens the log again; a catalog of thousands of tables takes a second to build."""
+    built: list[str] = []
+
+    def record(parse: Callable[[str], object], text: str) -> object:
+        built.append(parse.__name__)
+        return parse(text)
+
+    for name in ("catalog_from_json", "parse_ddl_change"):
+        monkeypatch.setattr(history, name, functools.partial(record, getattr(history, name)))
+    known = [full_catalog(0, p="old", q="of this test"), ddl_change(10, 20, p="new")]
+    later = [*known, ddl_change(30, 40, p="newer")]
+
+    states = [content(CatalogHistory(list(entries)).at(Lsn(50)))["p"] for entries in (known, later) * 2]
+
+    assert states == ["new", "newer", "new", "newer"]
+    assert built == ["catalog_from_json", "parse_ddl_change", "parse_ddl_change"]
 
 
 @pytest.mark.parametrize("known", [[], [ddl_change(1, 2, p="a")]])
