@@ -121,29 +121,26 @@ UNREADABLE_COPIES = {
 }
 
 
+def copy_from(liar: Liar, subscriber: Database) -> None:
+    subscriber.run("create table t (id int)")
+    target = CopyTarget(sql.Identifier("public", "t"), QualifiedName("public", "t"), ("id",))
+    with connect(liar.dsn, purpose="test") as source, connect(subscriber.dsn, purpose="test") as destination:
+        copy_across(source, [sql.SQL("select 1")], destination, target)
+
+
 @pytest.mark.parametrize("line", UNREADABLE_COPIES.values(), ids=UNREADABLE_COPIES)
 def test_copied_rows(subscriber: Database, line: bytes) -> None:
-    subscriber.run("create table t (id int)")
     with (
         Liar(copies(line, is_binary=False)) as liar,
-        connect(liar.dsn, purpose="test") as liars,
-        connect(subscriber.dsn, purpose="test") as destination,
+        pytest.raises(CdcReplayError, match=r'table "public\.t"'),
     ):
-        table = QualifiedName("public", "t")
-        target = CopyTarget(sql.Identifier("public", "t"), table, ("id",))
-        with pytest.raises(CdcReplayError, match=r'table "public\.t"'):
-            copy_across(liars, [sql.SQL("select 1")], destination, target)
+        copy_from(liar, subscriber)
     assert subscriber.rows("table t") == []
 
 
 def test_a_copy_that_is_none(subscriber: Database) -> None:
-    subscriber.run("create table t (id int)")
     with (
         Liar(no_copy) as liar,
-        connect(liar.dsn, purpose="test") as liars,
-        connect(subscriber.dsn, purpose="test") as destination,
+        pytest.raises(PublisherNotReady, match=r'table "public\.t" of the publisher: copy\(\) should'),
     ):
-        table = QualifiedName("public", "t")
-        target = CopyTarget(sql.Identifier("public", "t"), table, ("id",))
-        with pytest.raises(PublisherNotReady, match=r'table "public\.t" of the publisher: copy\(\) should'):
-            copy_across(liars, [sql.SQL("select 1")], destination, target)
+        copy_from(liar, subscriber)

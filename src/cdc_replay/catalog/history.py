@@ -45,6 +45,9 @@ from cdc_replay.model.publication import PublisherCatalog
 FOR_ALL: Final = ZERO
 """The owner of a version that applies to every transaction: no commit ends there."""
 
+_MOST_RECENT: Final = 4
+"""So many catalogs are kept: of two publishers, the last one and the one before, which a window may span."""
+
 
 class CatalogEntry(Protocol):
     """A full catalog as JSON, or, with an owner, a DDL change of that transaction."""
@@ -134,7 +137,7 @@ class CatalogHistory:
         upto = version.from_lsn if version.owner == FOR_ALL else version.owner
         for index in reversed(self._full_indexes):
             if self._visible_from[index] < upto:
-                yield _parse_catalog(self._entries[index])
+                yield catalog_from_json(self._entries[index].text)
 
     def _entries_upto(self, lsn: Lsn) -> Sequence[CatalogEntry]:
         """The last full catalog at or before `lsn`, or the first, and the DDL changes after it."""
@@ -198,9 +201,6 @@ class _RecentCatalogs:
         return catalog
 
 
-_MOST_RECENT: Final = 4
-"""Of two publishers, a catalog and the one before, which a window of both needs."""
-
 _recent_catalogs: Final = _RecentCatalogs()
 
 
@@ -248,10 +248,6 @@ def _transaction_replays(entries: Iterable[CatalogEntry], owners: Set[Lsn]) -> d
 
 def _visible_from(entry: CatalogEntry) -> Lsn:
     return entry.from_lsn if entry.owner is None else entry.owner
-
-
-def _parse_catalog(entry: CatalogEntry) -> PublisherCatalog:
-    return catalog_from_json(entry.text)
 
 
 def _apply_entry(catalog: PublisherCatalog, entry: CatalogEntry) -> PublisherCatalog:
