@@ -33,7 +33,7 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot
 from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables
 from fixtures.native import NativeSubscription
-from fixtures.postgres import Database
+from fixtures.postgres import FIRE_ALWAYS, Database
 from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
@@ -500,15 +500,6 @@ def test_rows_that_the_snapshot_does_not_see_any_more_are_not_deleted(
 
     orders.pairs["s"].ours.run("alter table t add if not exists note float")
     assert reconcile(orders).deleted == (50 if change == "truncate t" else 0)
-
-
-FIRE_ALWAYS = """
-    do $$ declare t record; begin
-        for t in select tgname, tgrelid::regclass as relation from pg_trigger where tgisinternal loop
-            execute format('alter table %s enable always trigger %I', t.relation, t.tgname);
-        end loop;
-    end $$
-"""
 
 
 @pytest.mark.parametrize("child", ["a", "z"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc_replay.errors import ApplyConflict
-from fixtures.postgres import Database
+from fixtures.postgres import FIRE_ALWAYS, Database
 from integration.snapshot.copying import copy_tables, states_of
 
 if TYPE_CHECKING:
@@ -23,13 +23,6 @@ ROWS = """
     insert into t values (1, null), (2, 1);
     insert into {child} select i, 1 + i % 2 from generate_series(1, 1000) i;
     create publication p for table t, {child}
-"""
-FIRE_ALWAYS = """
-    do $$ declare t record; begin
-        for t in select tgname, tgrelid::regclass as relation from pg_trigger where tgisinternal loop
-            execute format('alter table %s enable always trigger %I', t.relation, t.tgname);
-        end loop;
-    end $$
 """
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from cdc_replay.errors import ApplyConflict
 from cdc_replay.model.subscription import ConflictPolicy
+from fixtures.postgres import FIRE_ALWAYS
 from integration.replay.apply.windows import Changes, Target
 
 if TYPE_CHECKING:
@@ -23,14 +24,6 @@ TABLES = """
     create table a (id int primary key, p int references z on delete {action});
     insert into z values (1, 'one'), (2, 'two'), (3, 'three');
     insert into a values (1, 1), (2, 2)
-"""
-
-FIRE_ALWAYS = """
-    do $$ declare trigger record; begin
-        for trigger in select tgrelid::regclass as target, tgname from pg_trigger where tgisinternal loop
-            execute format('alter table %s enable always trigger %I', trigger.target, trigger.tgname);
-        end loop;
-    end $$
 """
 
 ROWS = "select 'z', id, v from z union all select 'a', id, p::text from a order by 1 desc, 2"
