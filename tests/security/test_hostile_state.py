@@ -36,3 +36,18 @@ def test_status_of_the_other_subscriptions(twin: Twin, statement: str) -> None:
     assert errors["other"] is None
     assert errors["s"]
     assert "other" not in due_replays(twin.config, "pub", ["other", "s"])
+
+
+@pytest.mark.parametrize("outcome", ['{"a": 1}', '"consistent!"', "true"])
+def test_an_outcome_that_no_validation_has(twin: Twin, outcome: str) -> None:
+    twin.publisher.run(f"{TABLE}; create publication p for table t")
+    twin.subscribe("s", "p", tables=TABLE, native=False)
+    twin.sync_ours()
+    result = f'{{"success": true, "outcome": {outcome}, "to_lsn": [1]}}'
+    twin.pairs["s"].ours.run(
+        f"insert into cdc_replay.result (subscription, command, result) values ('s', 'validate', '{result}')"
+    )
+    (subscription,) = status(twin.config).subscriptions
+    assert subscription.error is None
+    assert subscription.last_validation == "unknown outcome at [1]"
+    assert (subscription.last_validation_outcome, subscription.last_validation_lsn) == (None, None)

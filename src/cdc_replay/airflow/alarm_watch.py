@@ -22,12 +22,12 @@ from airflow.sdk.exceptions import AirflowNotFoundException, AirflowRuntimeError
 from cdc_replay.airflow.dag_ids import validate_dag
 from cdc_replay.airflow.links import PREFIX, base_url
 from cdc_replay.errors import AlarmsNotRemembered, InvalidConfiguration
+from cdc_replay.model.alarm import AlarmKey, AlarmKind
 
 if TYPE_CHECKING:
     from cdc_replay.alarm.channel_connection import ChannelConnection
     from cdc_replay.alarm.tell import Telling
     from cdc_replay.config import Config
-    from cdc_replay.model.alarm import AlarmKey
 
 VARIABLE: Final = "cdc_replay_alarms__"
 LONGEST_KEY: Final = 200
@@ -144,4 +144,4 @@ def link_of(key: AlarmKey) -> str:
     return f"{base_url()}/plugin{PREFIX}"
 
 
-_OF_VALIDATION: Final = ("not consistent", "proof age")
+_OF_VALIDATION: Final = frozenset({AlarmKind.NOT_CONSISTENT.value, AlarmKind.PROOF_AGE.value})

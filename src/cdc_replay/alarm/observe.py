@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +22,8 @@ from typing import Final
 
 from cdc_replay.model.alarm import WORSE, Alarm, AlarmKey, AlarmKind, Observed, Severity
 from cdc_replay.model.check import Check, Verdict
-from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.problems import Bounds, lag_beyond, log_missing_hint, proof_beyond, split_hint, way_out
+from cdc_replay.model.results import ValidationOutcome
 from cdc_replay.model.size import size_in_words
 from cdc_replay.model.status import (
     PublisherState,
@@ -213,10 +212,11 @@ def _of_tables(
 
 
 def _replay_failed(subscription: SubscriptionStatus, subject: str) -> Iterator[Alarm]:
-    outcome = subscription.last_replay or ""
-    if not outcome.startswith("failed"):
+    if not subscription.last_replay_failed:
         return
-    hint = _own_hint(outcome) or f"Run `cdc-replay replay {subscription.subscription}`."
+    hint = (
+        _own_hint(subscription.last_replay or "") or f"Run `cdc-replay replay {subscription.subscription}`."
+    )
     key = AlarmKey(subject, AlarmKind.REPLAY_FAILED.value)
     yield Alarm(
         key,
@@ -261,10 +261,9 @@ def _differences(
     subscription: SubscriptionStatus, subject: str, tables: Iterable[TableStatus]
 ) -> Iterator[Alarm]:
     """Of the last validation, or of an earlier one in rows that the last did not look at."""
-    name, verdict = subscription.subscription, subscription.last_validation or ""
-    is_of_last = verdict.startswith("not consistent")
+    name = subscription.subscription
+    is_of_last = subscription.last_validation_outcome is ValidationOutcome.NOT_CONSISTENT
     if is_of_last or any(table.differing_buckets for table in tables):
-        position = re.search(r"[0-9A-F]+/[0-9A-F]+", verdict) if is_of_last else None
         yield Alarm(
             AlarmKey(subject, AlarmKind.NOT_CONSISTENT.value),
             Severity.CRITICAL,
@@ -272,7 +271,7 @@ def _differences(
             f"`cdc-replay validate {name}` names the rows; `cdc-replay refresh {name} --reconcile` repairs"
             " them.",
             subscription.last_validation_at,
-            None if position is None else Lsn.parse(position[0]),
+            subscription.last_validation_lsn if is_of_last else None,
         )
 
 

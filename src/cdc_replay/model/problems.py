@@ -26,6 +26,7 @@ from typing import Final
 
 from cdc_replay.model.duration import duration_in_words, parse_short_duration
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.results import ValidationOutcome
 from cdc_replay.model.size import parse_size, size_in_words
 from cdc_replay.model.status import (
     Problem,
@@ -157,15 +158,15 @@ def _of_subscription(subscription: SubscriptionStatus, tables: Iterable[TableSta
 
 def _differences(subscription: SubscriptionStatus, tables: Iterable[TableStatus]) -> Iterator[Problem]:
     """What the last validation has found, and what an earlier one has that the last did not look at."""
-    name, last = subscription.subscription, subscription.last_validation or ""
+    name, last = subscription.subscription, subscription.last_validation
     subject = f"subscription {name}"
     remedy = (
         f"`cdc-replay validate {name}` names the rows; `cdc-replay refresh {name} --reconcile` repairs them."
     )
-    if last.startswith("not consistent"):
+    if subscription.last_validation_outcome is ValidationOutcome.NOT_CONSISTENT:
         yield Problem(subject, f"the last validation: {last}", remedy)
         return
-    if last.startswith("error"):
+    if subscription.last_validation_outcome is ValidationOutcome.ERROR:
         yield Problem(
             subject, f"the last validation: {last}", f"Run `cdc-replay validate {name}`, which says why."
         )

@@ -348,11 +348,20 @@ class ResumeResult(SubscriptionResult):
     tables: tuple[str, ...]
 
 
+class ValidationOutcome(enum.Enum):
+    """The result of a validation in one word."""
+
+    CONSISTENT = "consistent"
+    NOT_CONSISTENT = "not consistent"
+    ERROR = "error"
+    """Something could not be judged."""
+    TOO_OLD = "proof too old"
+
+
 @dataclass(frozen=True, slots=True)
 class ValidateResult(Result):
     """The verdict of one validation; `error` is set unless all that was compared holds, in time.
 
-    `outcome` is `consistent`, `not consistent`, `proof too old`, or `error`: something could not be judged.
     `is_partial`: some tables, or some rows of them, were not compared; `left_out` has those tables, and
     `not_reached` what a budget was not enough for.
 
@@ -373,7 +382,7 @@ class ValidateResult(Result):
     not_repaired: tuple[str, ...] = ()
     dry_run: bool = False
     first_report: Path | None = None
-    outcome: str = "consistent"
+    outcome: ValidationOutcome = ValidationOutcome.CONSISTENT
     is_partial: bool = False
     left_out: tuple[Mapping[str, Json], ...] = ()
     not_reached: tuple[str, ...] = ()
@@ -384,7 +393,7 @@ class ValidateResult(Result):
     @property
     def is_undecided(self) -> bool:
         """Whether the validation failed by an error, not by a difference."""
-        return self.outcome == "error"
+        return self.outcome is ValidationOutcome.ERROR
 
 
 @dataclass(frozen=True, slots=True)

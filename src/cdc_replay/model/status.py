@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.results import Result
+from cdc_replay.model.results import Result, ValidationOutcome
 
 
 class PublisherState(enum.Enum):
@@ -121,7 +121,10 @@ class SubscriptionStatus:
     """Why the subscription is parked; None if it is not, although a table may be."""
     parked_transaction: Lsn | None = None
     last_replay_at: str | None = None
+    last_replay_failed: bool = False
     last_validation_at: str | None = None
+    last_validation_lsn: Lsn | None = None
+    last_validation_outcome: ValidationOutcome | None = None
     proven_through: Lsn | None = None
     """The proof of the subscription: the oldest of its tables' (`model.proof`)."""
     proven_at: str | None = None

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from cdc_replay.errors import CdcReplayError, ChangeLogMissing, ReplayFailed, SubscriptionParked
+from cdc_replay.errors import CdcReplayError, ChangeLogMissing, InvalidLsn, ReplayFailed, SubscriptionParked
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.proof import ProofSummary
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.model.results import Json, to_json
+from cdc_replay.model.results import Json, ValidationOutcome, to_json
 from cdc_replay.model.status import (
     CopyStatus,
     PublisherStatus,
@@ -77,8 +77,8 @@ def read_subscriber_status(
         publisher=subscription.publisher,
         applied_lsn=min(applied, default=None),
         lag_seconds=lag_seconds,
-        last_replay=None if replayed is None else _summarize(replayed.result),
-        last_validation=None if validated is None else _summarize(validated.result),
+        last_replay=None if replayed is None else _describe_replay(replayed),
+        last_validation=None if validated is None else _describe_validation(validated),
         error=_parked_reason(record)
         or error
         or _missing_changes(subscription, change_log, states)
@@ -89,7 +89,10 @@ def read_subscriber_status(
         parked=_parked_reason(record),
         parked_transaction=None if record is None else record.parked_transaction,
         last_replay_at=None if replayed is None else utc_text(replayed.finished),
+        last_replay_failed=replayed is not None and replayed.has_failed,
         last_validation_at=None if validated is None else utc_text(validated.finished),
+        last_validation_lsn=None if validated is None else _validated_lsn(validated),
+        last_validation_outcome=None if validated is None else _validation_outcome(validated),
         proven_through=None if proven is None else proven.lsn,
         proven_at=None if proven is None else utc_text(proven.at),
     )
@@ -164,7 +167,7 @@ def _state(
         return SubscriptionState.PARKED
     if not tables:
         return SubscriptionState.NEW
-    if replayed is not None and replayed.result.get("error"):
+    if replayed is not None and replayed.has_failed:
         return SubscriptionState.FAILED
     is_copying = any(isinstance(state, Pending | Copying) for state in states)
     return SubscriptionState.COPYING if is_copying else SubscriptionState.READY
@@ -286,16 +289,33 @@ def _missing_copies(
     )
 
 
-def _summarize(result: Mapping[str, object]) -> str:
-    if "success" in result:
-        # Results of earlier releases have no outcome.
-        outcome = result.get("outcome", "consistent" if result["success"] else "not consistent")
-        if outcome == "consistent" and result.get("is_partial"):
-            outcome = "no difference in what was compared"
-        return f"{outcome} at {result.get('to_lsn')}"
-    if result.get("error"):
-        return f"failed: {result['error']}"
-    return f"succeeded at {result.get('to_lsn')}"
+def _describe_replay(replayed: RecordedResult) -> str:
+    if replayed.has_failed:
+        return f"failed: {replayed.result['error']}"
+    return f"succeeded at {replayed.result.get('to_lsn')}"
+
+
+def _describe_validation(validated: RecordedResult) -> str:
+    outcome = _validation_outcome(validated)
+    if outcome is ValidationOutcome.CONSISTENT and validated.result.get("is_partial"):
+        word = "no difference in what was compared"
+    else:
+        word = "unknown outcome" if outcome is None else outcome.value
+    return f"{word} at {validated.result.get('to_lsn')}"
+
+
+def _validation_outcome(validated: RecordedResult) -> ValidationOutcome | None:
+    """None if the subscriber's record has another one than ours."""
+    if (outcome := validated.result.get("outcome")) is None:  # as in results of earlier releases
+        has_succeeded = validated.result.get("success")
+        return ValidationOutcome.CONSISTENT if has_succeeded else ValidationOutcome.NOT_CONSISTENT
+    return next((known for known in ValidationOutcome if known.value == outcome), None)
+
+
+def _validated_lsn(validated: RecordedResult) -> Lsn | None:
+    with contextlib.suppress(InvalidLsn):
+        return Lsn.parse(str(validated.result.get("to_lsn")))
+    return None
 
 
 def _read_lag(

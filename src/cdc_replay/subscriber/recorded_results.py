@@ -34,6 +34,11 @@ class RecordedResult:
     finished: datetime
     result: Mapping[str, object]
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the command ended with an error."""
+        return bool(self.result.get("error"))
+
 
 def record_result(
     connection: Connection, subscription: str, command: str, result: Mapping[str, object]

@@ -179,7 +179,11 @@ def _(result: results.ValidateResult) -> Summary:
     if result.first_report is not None:
         rows = (*rows, ("report before the repair", str(result.first_report)))
     sentence = f"{result.subscription} {_verdict(result)}, {_time(result.seconds)}"
-    return Summary(sentence, rows, _repair_step(result) if result.outcome == "not consistent" else None)
+    return Summary(
+        sentence,
+        rows,
+        _repair_step(result) if result.outcome is results.ValidationOutcome.NOT_CONSISTENT else None,
+    )
 
 
 def _repair_step(result: results.ValidateResult) -> str | None:
@@ -195,11 +199,11 @@ def _verdict(result: results.ValidateResult) -> str:
     total = sum(count for table in result.tables if isinstance(count := table["publisher_rows"], int))
     compared = f"{tables}, {_rows(total)}"
     match result.outcome:
-        case "not consistent":
+        case results.ValidationOutcome.NOT_CONSISTENT:
             failed = [table for table in result.tables if not table["success"]]
             differ = "differs" if len(failed) == 1 else "differ"
             return f"is NOT consistent at {result.to_lsn}: {len(failed)} of {tables} {differ}"
-        case "error":
+        case results.ValidationOutcome.ERROR:
             broken = sum(bool(table.get("has_error")) for table in result.tables)
             return f"could not be judged at {result.to_lsn}: {broken} of {tables} could not be compared"
         case _ if result.is_partial and not result.tables:

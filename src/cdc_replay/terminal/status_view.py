@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cdc_replay.model.count import count_in_words
+from cdc_replay.model.results import ValidationOutcome
 from cdc_replay.model.status import (
     CopyStatus,
     Problem,
@@ -169,7 +170,7 @@ def _answered(seconds_old: float | None, *, is_down: bool) -> Text:
 
 
 def _validated(shown: SubscriptionStatus, now: dt.datetime) -> Text:
-    is_wrong = (shown.last_validation or "").startswith("not consistent")
+    is_wrong = shown.last_validation_outcome is ValidationOutcome.NOT_CONSISTENT
     return text(time_and_age(shown.last_validation_at, now), BAD if is_wrong else "")
 
 

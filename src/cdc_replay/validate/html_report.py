@@ -16,12 +16,12 @@ from urllib.parse import quote
 
 from cdc_replay.compare.difference import Difference, DifferenceKind
 from cdc_replay.model.count import count_in_words, rows_differ
-from cdc_replay.model.results import TableReconciled
+from cdc_replay.model.results import TableReconciled, ValidationOutcome
 from cdc_replay.private_files import make_folder
 from cdc_replay.subscriber.history import ValidationRecord
 from cdc_replay.validate.html_proofs import show_left_out, show_proof, show_table_proof
 from cdc_replay.validate.report_context import Repair, ReportContext, first_sentence, time_of_day
-from cdc_replay.validate.verdict import Check, Outcome, TableVerdict, Verdict
+from cdc_replay.validate.verdict import Check, TableVerdict, Verdict
 
 LATEST: Final = "latest.html"
 """A copy of the last run's page."""
@@ -171,16 +171,16 @@ def _head(verdict: Verdict, context: ReportContext, now: dt.datetime) -> str:
 
 
 _COLOURS: Final = {
-    Outcome.CONSISTENT: "good",
-    Outcome.NOT_CONSISTENT: "bad",
-    Outcome.ERROR: "bad",
-    Outcome.TOO_OLD: "info",
+    ValidationOutcome.CONSISTENT: "good",
+    ValidationOutcome.NOT_CONSISTENT: "bad",
+    ValidationOutcome.ERROR: "bad",
+    ValidationOutcome.TOO_OLD: "info",
 }
 
 
 def _word(verdict: Verdict) -> str:
     """The outcome in a few words, which claim no more than was compared."""
-    if verdict.outcome is Outcome.CONSISTENT and verdict.is_partial:
+    if verdict.outcome is ValidationOutcome.CONSISTENT and verdict.is_partial:
         return "no difference in what was compared"
     return verdict.outcome.value
 
@@ -244,7 +244,7 @@ def _file(record: ValidationRecord) -> str:
 
 
 def _differs(verdict: Verdict) -> bool:
-    return verdict.outcome in {Outcome.NOT_CONSISTENT, Outcome.ERROR}
+    return verdict.outcome in {ValidationOutcome.NOT_CONSISTENT, ValidationOutcome.ERROR}
 
 
 def _of_earlier(record: ValidationRecord) -> str:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.model.results import TableReconciled
+from cdc_replay.model.results import TableReconciled, ValidationOutcome
 from cdc_replay.subscriber.history import ValidationRecord
 from cdc_replay.subscriber.proofs import TableRecord
-from cdc_replay.validate.verdict import Outcome, TableVerdict, Verdict
+from cdc_replay.validate.verdict import TableVerdict, Verdict
 
 NAMED_TABLES = 3
 """How many tables that do not hold the first sentence names."""
@@ -73,15 +73,15 @@ def first_sentence(verdict: Verdict, context: ReportContext, now: dt.datetime) -
     source = f"what “{context.publisher}” publishes to it"
     count = len(verdict.tables)
     match verdict.outcome:
-        case Outcome.CONSISTENT | Outcome.TOO_OLD if verdict.is_partial:
+        case ValidationOutcome.CONSISTENT | ValidationOutcome.TOO_OLD if verdict.is_partial:
             return (
                 f"{when}, no row differed between {subject} and {source} in the part that was compared:"
                 f" {_compared(verdict)}. Nothing is claimed of the rest.{_too_old(verdict)}"
             )
-        case Outcome.CONSISTENT | Outcome.TOO_OLD:
+        case ValidationOutcome.CONSISTENT | ValidationOutcome.TOO_OLD:
             tables = "its one table is" if count == 1 else f"all {count} tables are"
             return f"{when}, {subject} held exactly {source}: {tables} as published.{_too_old(verdict)}"
-        case Outcome.ERROR:
+        case ValidationOutcome.ERROR:
             broken = [table for table in verdict.tables if table.has_error]
             named = ", ".join(str(table.name) for table in broken[:NAMED_TABLES])
             more = f" and {len(broken) - NAMED_TABLES} more" if len(broken) > NAMED_TABLES else ""
@@ -89,7 +89,7 @@ def first_sentence(verdict: Verdict, context: ReportContext, now: dt.datetime) -
                 f"{when} it could not be judged whether {subject} held exactly {source}: {named}{more} could"
                 " not be compared. No difference was seen in the rest."
             )
-        case Outcome.NOT_CONSISTENT:
+        case ValidationOutcome.NOT_CONSISTENT:
             return f"{when}, {subject} did not hold exactly {source}: {_shortcomings(verdict)}"
 
 
@@ -115,7 +115,7 @@ def _compared(verdict: Verdict) -> str:
 
 
 def _too_old(verdict: Verdict) -> str:
-    if verdict.outcome is not Outcome.TOO_OLD:
+    if verdict.outcome is not ValidationOutcome.TOO_OLD:
         return ""
     return " But the last proof of some tables is older than it may be."
 

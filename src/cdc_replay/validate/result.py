@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from cdc_replay.compare.comparison import ValidatedTable
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.proof import ProofSummary, TableProof, subscription_proof
-from cdc_replay.model.results import Json, ValidateResult
+from cdc_replay.model.results import Json, ValidateResult, ValidationOutcome
 from cdc_replay.subscriber.proofs import TableSeen
-from cdc_replay.validate.verdict import LeftOut, Outcome, TableVerdict, Verdict
+from cdc_replay.validate.verdict import LeftOut, TableVerdict, Verdict
 
 
 def to_result(
@@ -36,7 +36,7 @@ def to_result(
         report=verdict.report,
         data_docs=verdict.data_docs,
         error=None if verdict.success else "\n".join(failures) or verdict.outcome.value,
-        outcome=verdict.outcome.value,
+        outcome=verdict.outcome,
         is_partial=verdict.is_partial,
         left_out=tuple(_left_to_json(left) for left in verdict.left_out),
         not_reached=verdict.describe_not_reached(),
@@ -48,7 +48,7 @@ def to_result(
 def summarize(verdict: Verdict) -> dict[str, int | float | str | bool]:
     """The verdict as the history of the subscription keeps it (`subscriber.history`)."""
     return {
-        "consistent": verdict.outcome in {Outcome.CONSISTENT, Outcome.TOO_OLD},
+        "consistent": verdict.outcome in {ValidationOutcome.CONSISTENT, ValidationOutcome.TOO_OLD},
         "tables": len(verdict.tables),
         "differing_tables": sum(table.fails or table.has_error for table in verdict.tables),
         "differing_rows": sum(count for table in verdict.tables for _, count in table.counts),

@@ -23,6 +23,7 @@ from cdc_replay.compare.difference import Difference, DifferenceKind
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.proof import BUCKETS, Evidence, TableProof
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import ValidationOutcome
 
 FAILURES_DESCRIBED: Final = 10
 """Most failed tables in the error of a validation."""
@@ -45,15 +46,6 @@ class LeftReason(enum.Enum):
     NOT_DUE = "not due"
     NOT_REACHED = "not reached"
     """The budget was used up before."""
-
-
-class Outcome(enum.Enum):
-    """The result of a validation in one word."""
-
-    CONSISTENT = "consistent"
-    NOT_CONSISTENT = "not consistent"
-    ERROR = "error"
-    TOO_OLD = "proof too old"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,22 +177,22 @@ class Verdict:
     @property
     def success(self) -> bool:
         """Whether all that was compared is consistent, and every proof is as young as it must be."""
-        return self.outcome is Outcome.CONSISTENT
+        return self.outcome is ValidationOutcome.CONSISTENT
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ValidationOutcome:
         """The outcome of the run."""
         if self.error is not None or any(table.fails for table in self.tables):
-            return Outcome.NOT_CONSISTENT
+            return ValidationOutcome.NOT_CONSISTENT
         if any(table.has_error for table in self.tables) or any(
             left.age is not None and left.age.error is not None for left in self.left_out
         ):
-            return Outcome.ERROR
+            return ValidationOutcome.ERROR
         if not all(table.success for table in self.tables) or any(
             left.age is not None and not left.age.passes for left in self.left_out
         ):
-            return Outcome.TOO_OLD
-        return Outcome.CONSISTENT
+            return ValidationOutcome.TOO_OLD
+        return ValidationOutcome.CONSISTENT
 
     @property
     def is_partial(self) -> bool:

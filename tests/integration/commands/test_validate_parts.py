@@ -18,7 +18,7 @@ from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.proof import BUCKETS, ProofSummary
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.model.results import ValidateResult
+from cdc_replay.model.results import ValidateResult, ValidationOutcome
 from cdc_replay.model.validation_scope import ValidationScope
 from cdc_replay.monitoring.progress import read_progress
 from cdc_replay.monitoring.subscription_details import subscription_details
@@ -78,7 +78,8 @@ def ours(twin: Twin, statement: str) -> None:
 
 def test_a_whole_validation_proves_every_table_and_keeps_their_history(equal: Twin) -> None:
     result = validate(equal.config, "s")
-    assert (result.outcome, result.is_partial, result.proven_through) == ("consistent", False, result.to_lsn)
+    expected = (ValidationOutcome.CONSISTENT, False, result.to_lsn)
+    assert (result.outcome, result.is_partial, result.proven_through) == expected
     assert set(proven(equal).values()) == {result.to_lsn}
     equal.publish("insert into u values (1000, 1)")
     later = validate(equal.config, "s")
@@ -278,7 +279,7 @@ def test_a_proof_that_is_too_old_fails_by_itself(equal: Twin) -> None:
     equal.change("s", validation={"tables": {"public.t": {"max_proof_age": "3d"}}})
     only_u = ValidationScope(tables=("public.u",))
     never = validate(equal.config, "s", scope=only_u)
-    assert (never.outcome, never.success) == ("proof too old", False)
+    assert (never.outcome, never.success) == (ValidationOutcome.TOO_OLD, False)
     assert "there is no proof of all its rows, at most 3 days are allowed (not chosen)" in (never.error or "")
     with equal.pairs["s"].ours.connect() as connection:
         assert last_validations(connection, "s", 1)[0].consistent  # no row differs
@@ -313,7 +314,7 @@ def test_an_expectation_that_raises_is_an_error_and_proves_nothing(
         patched.setattr(ExpectContentToEqualPublisher, "judge", classmethod(fail))
         result = validate_and_repair(equal.config, "s")
         code = exit_code(equal)
-    assert (result.outcome, result.success, result.repaired) == ("error", False, ())
+    assert (result.outcome, result.success, result.repaired) == (ValidationOutcome.ERROR, False, ())
     assert "content: error: no memory <b>" in (result.error or "")
     assert code == 3
     assert "could not be judged" in capsys.readouterr().out

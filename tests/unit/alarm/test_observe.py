@@ -12,6 +12,7 @@ from cdc_replay.model.alarm import Alarm, AlarmKey, Observed, Severity
 from cdc_replay.model.check import Check, Verdict
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.problems import Bounds
+from cdc_replay.model.results import ValidationOutcome
 from cdc_replay.model.status import (
     PublisherState,
     PublisherStatus,
@@ -106,7 +107,7 @@ def test_lag_and_proof_are_critical_beyond_four_times_the_bound() -> None:
 
 def test_a_difference_stays_an_alarm_until_its_rows_are_compared_again() -> None:
     difference = [("not consistent", Severity.CRITICAL)]
-    wrong = replace(NSW, last_validation="not consistent at 0/9", proven_at=None)
+    wrong = replace(NSW, last_validation_outcome=ValidationOutcome.NOT_CONSISTENT, proven_at=None)
     assert kinds(look(subscription=wrong)) == difference
     assert is_unknown(look(subscription=wrong), "subscription nsw", "proof age")
     seen = look(tables=(TableStatus("nsw", "public.t", "ready", differing_buckets=1),))
@@ -138,7 +139,7 @@ def test_a_parked_subscription_hides_its_lag() -> None:
     error = "parked at 0/9: Mary\nDETAIL: Key (name)=(Mary)\nHINT: Delete it."
     parked = replace(
         NSW, state=SubscriptionState.PARKED, parked=error, error=error, parked_transaction=Lsn(10),
-        last_replay="failed: Mary", lag_seconds=1e6,
+        last_replay="failed: Mary", last_replay_failed=True, lag_seconds=1e6,
     )  # fmt: skip
     seen = look(subscription=parked)
     (alarm,) = seen.alarms
@@ -150,7 +151,8 @@ def test_a_parked_subscription_hides_its_lag() -> None:
 
 @pytest.mark.parametrize("error", ["x\nHINT:  Mary", "x: Mary", "HINT: Mary", "x\nHINT: Mary\nHINT:  Mary"])
 def test_the_hint_of_a_server_is_left_out(error: str) -> None:
-    seen = look(subscription=replace(NSW, state=SubscriptionState.FAILED, last_replay=f"failed: {error}"))
+    failed = replace(NSW, last_replay=f"failed: {error}", last_replay_failed=True)
+    seen = look(subscription=replace(failed, state=SubscriptionState.FAILED))
     (alarm,) = seen.alarms
     assert (alarm.key.kind, alarm.hint) == ("replay failed", "Run `cdc-replay replay nsw`.")
     assert "Mary" not in str(alarm)

@@ -10,6 +10,7 @@ import pytest
 
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.problems import Bounds, find_problems
+from cdc_replay.model.results import ValidationOutcome
 from cdc_replay.model.status import (
     PublisherState,
     PublisherStatus,
@@ -26,6 +27,10 @@ NSW = SubscriptionStatus(
     "nsw", "shop", lag_bytes=2 << 20, lag_seconds=600.0, state=SubscriptionState.READY,
     last_validation_at="2026-11-25T10:00:00+00:00", proven_at="2026-11-24T12:00:00+00:00",
 )  # fmt: skip
+
+
+def validated(outcome: ValidationOutcome) -> SubscriptionStatus:
+    return replace(NSW, last_validation=f"{outcome.value} at 0/1", last_validation_outcome=outcome)
 
 
 def told(
@@ -78,8 +83,8 @@ def test_publisher(publisher: PublisherStatus, remedy: str) -> None:
             "replay failed: full",
         ),
         (replace(NSW, error="not captured: public.t"), "not captured: public.t"),
-        (replace(NSW, last_validation="not consistent at 0/1"), "cdc-replay refresh nsw --reconcile"),
-        (replace(NSW, last_validation="error at 0/1"), "the last validation: error at 0/1"),
+        (validated(ValidationOutcome.NOT_CONSISTENT), "cdc-replay refresh nsw --reconcile"),
+        (validated(ValidationOutcome.ERROR), "the last validation: error at 0/1"),
     ],
 )
 def test_subscription(subscription: SubscriptionStatus, remedy: str) -> None:

@@ -48,7 +48,7 @@ def validated(*, success: bool) -> results.ValidateResult:
         )
     )
     report = Path("/srv/a/long/path/of/expectations/gx/uncommitted/reports/nsw/0-2A2B3C.html")
-    outcome = "consistent" if success else "not consistent"
+    outcome = results.ValidationOutcome.CONSISTENT if success else results.ValidationOutcome.NOT_CONSISTENT
     result = results.ValidateResult("nsw", A, B, 3.0, success, tables, report, report, None)  # type: ignore[arg-type]
     return dataclasses.replace(result, outcome=outcome)
 
@@ -261,7 +261,7 @@ SCREENS: dict[str, tuple[Result, str]] = {
     "not judged": (
         dataclasses.replace(
             validated(success=True),
-            outcome="error",
+            outcome=results.ValidationOutcome.ERROR,
             tables=(
                 {
                     "success": False,

@@ -14,6 +14,7 @@ from cdc_replay.compare.difference import Difference, DifferenceKind
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.proof import TableProof
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import ValidationOutcome
 from cdc_replay.subscriber.history import ValidationRecord
 from cdc_replay.subscriber.proofs import TableRecord
 from cdc_replay.validate.html_report import LATEST, render, write_page
@@ -23,7 +24,6 @@ from cdc_replay.validate.verdict import (
     CheckKind,
     LeftOut,
     LeftReason,
-    Outcome,
     TableVerdict,
     Verdict,
 )
@@ -120,14 +120,14 @@ BROKEN = replace(EQUAL, checks=(Check(CheckKind.CONTENT, success=False, observed
 @pytest.mark.parametrize("broken", [BROKEN, replace(UNREADABLE, is_broken=True)])
 def test_what_could_not_be_judged_is_neither_consistent_nor_a_difference(broken: TableVerdict) -> None:
     judged = verdict(EQUAL, broken)
-    assert (judged.outcome, judged.success, broken.can_be_repaired) == (Outcome.ERROR, False, False)
+    assert (judged.outcome, judged.success, broken.can_be_repaired) == (ValidationOutcome.ERROR, False, False)
     text = page(EQUAL, broken)
     assert "nsw: error at 16/B374D848" in text
     assert "it could not be judged whether" in text
     assert '<span class="badge bad">error</span>' in text
     assert all(word not in text for word in ("differs", "not consistent", ">consistent"))
     # A difference that is known outweighs it.
-    assert verdict(DIFFERING, broken).outcome is Outcome.NOT_CONSISTENT
+    assert verdict(DIFFERING, broken).outcome is ValidationOutcome.NOT_CONSISTENT
 
 
 def test_a_part_is_never_called_consistent() -> None:
@@ -163,7 +163,7 @@ def test_a_proof_that_is_too_old_is_told_apart_from_a_difference() -> None:
         replace(verdict(EQUAL), left_out=(left,)),
         verdict(replace(EQUAL, checks=(*EQUAL.checks, age))),
     ):
-        assert (judged.outcome, judged.success) == (Outcome.TOO_OLD, False)
+        assert (judged.outcome, judged.success) == (ValidationOutcome.TOO_OLD, False)
         assert "age of the proof: the proof is 9 days old" in "\n".join(judged.describe_failures())
         text = render(judged, CONTEXT, now=NOW, run_link="r", index_link="i")
         assert "the last proof of some tables is older than it may be" in text

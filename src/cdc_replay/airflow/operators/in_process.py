@@ -35,6 +35,7 @@ from cdc_replay.errors import (
 )
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import ValidationOutcome
 from cdc_replay.model.size import parse_size
 from cdc_replay.model.validation_scope import ValidationScope, parse_share
 from cdc_replay.private_files import private_umask
@@ -309,8 +310,8 @@ class ValidateOperator(TellsLineage, CommandOperator):
 def _failure(result: ValidateResult) -> CdcReplayError:
     """The error of a validation that did not succeed."""
     error_class, text = {
-        "error": (NotValidated, "could not be judged"),
-        "proof too old": (ProofTooOld, "has a proof that is too old"),
+        ValidationOutcome.ERROR: (NotValidated, "could not be judged"),
+        ValidationOutcome.TOO_OLD: (ProofTooOld, "has a proof that is too old"),
     }.get(result.outcome, (NotConsistent, "is not consistent"))
     return error_class(
         f'subscription "{result.subscription}" {text} at {result.to_lsn}',
