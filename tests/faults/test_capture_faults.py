@@ -127,7 +127,7 @@ def test_a_capture_whose_session_ahead_ends_is_completed(publisher: Database, tm
             " where datname = current_database() and application_name = 'cdc_replay capture ahead'"
         )
         process.go_on()
-        process.process.communicate(timeout=120)
+        process.process.communicate(timeout=300)
         disturbed.check()
 
 

@@ -132,7 +132,7 @@ def test_replay_that_waits_for_a_lock_ends_when_it_is_asked_to(synced: Twin) -> 
     with ours.connect() as connection, connection.transaction():
         connection.execute("lock table t in share mode")
         process = start(synced, "none", "replay", "s")
-        wait_for(lambda: bool(ours.rows(waiting)), "the replay to wait for the lock", 120)
+        wait_for(lambda: bool(ours.rows(waiting)), "the replay to wait for the lock", 300)
         end(synced, process, signal.SIGTERM)
         assert ours.rows(waiting) == []
     (result,) = replay(synced.config, ["s"])
@@ -142,12 +142,12 @@ def test_replay_that_waits_for_a_lock_ends_when_it_is_asked_to(synced: Twin) -> 
 
 def test_following_sync_finishes_its_window_when_it_is_asked_to_end(synced: Twin) -> None:
     process = start(synced, "replay.mid_merge=stop", "sync", "--follow", "s")
-    wait_for(lambda: state(process.pid) == "T", "the merge of the first window", 120)
+    wait_for(lambda: state(process.pid) == "T", "the merge of the first window", 300)
     family = descendants(process.pid)
     os.kill(process.pid, signal.SIGTERM)
     os.kill(process.pid, signal.SIGCONT)
 
-    _, error_text = process.communicate(timeout=60)
+    _, error_text = process.communicate(timeout=300)
 
     assert process.returncode == 0, error_text
     check_nothing_is_left(synced, family)
@@ -165,7 +165,7 @@ def test_statement_of_a_killed_command_does_not_go_on(synced: Twin) -> None:
         waiting = (
             "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
         )
-        wait_for(lambda: bool(ours.rows(waiting)), "the replay to wait for the lock", 120)
+        wait_for(lambda: bool(ours.rows(waiting)), "the replay to wait for the lock", 300)
         end(synced, process, signal.SIGKILL)
     replay(synced.config, ["s"])
     check_equal(synced, ours)
@@ -206,8 +206,8 @@ def kill_jvm(process: subprocess.Popen[str], failpoint: str) -> str:
     (jvm, *_) = [pid for pid in family if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == "java\n"]
     os.kill(jvm, signal.SIGKILL)
     send(family, signal.SIGCONT)
-    _, output = process.communicate(timeout=120)
-    wait_for(lambda: not any(state(pid) not in {"", "Z"} for pid in family), "the workers to end", 60)
+    _, output = process.communicate(timeout=300)
+    wait_for(lambda: not any(state(pid) not in {"", "Z"} for pid in family), "the workers to end", 300)
     return output
 
 

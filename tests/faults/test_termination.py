@@ -103,7 +103,7 @@ def test_loop_that_finishes_ends_by_itself_after_the_first_signal(signal_number:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal_number)
 
-        out, error_text = process.communicate(timeout=60)
+        out, error_text = process.communicate(timeout=300)
 
     assert (process.returncode, out, error_text) == (0, "finishing\nleft\n", "")
 
@@ -132,7 +132,7 @@ def test_next_loop_finishes_too() -> None:
             if line in {"ready\n", "again\n"}:
                 process.terminate()
         try:
-            process.communicate(timeout=60)
+            process.communicate(timeout=300)
         finally:
             process.kill()
 

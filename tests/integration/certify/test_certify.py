@@ -286,7 +286,7 @@ def following(twin: Twin, log: Path) -> Iterator[subprocess.Popen[str]]:
         ) as running,
     ):
         try:
-            wait_for(lambda: "both follow" in log.read_text("utf-8"), "both to follow", 120)
+            wait_for(lambda: "both follow" in log.read_text("utf-8"), "both to follow", 300)
             yield running
         finally:
             running.kill()
@@ -386,7 +386,7 @@ def test_it_waits_for_another_process_that_works_on_the_subscription(twin: Twin)
     def work() -> None:
         with open_subscription(twin.config, "s", "other work"):
             held.set()
-            wait_for(lambda: twin.pairs["s"].ours.rows(waiting) == [(1,)], "certify to wait", 120)
+            wait_for(lambda: twin.pairs["s"].ours.rows(waiting) == [(1,)], "certify to wait", 300)
             waited.set()
 
     worker = threading.Thread(target=work)
@@ -414,7 +414,7 @@ def test_a_signal_ends_the_time_early_and_no_secret_is_shown(
         for path in temporary_folder.rglob("log"):
             assert secret not in path.read_text(encoding="utf-8")
         running.send_signal(number)
-        output, _ = running.communicate(timeout=120)
+        output, _ = running.communicate(timeout=300)
 
     errors = log.read_text("utf-8")
     assert running.returncode == 0, errors
@@ -437,7 +437,7 @@ def test_a_second_signal_ends_it_and_nothing_is_left(
     with following(twin, log) as running:
         running.send_signal(signal.SIGINT)
         running.send_signal(signal.SIGTERM)
-        running.communicate(timeout=120)
+        running.communicate(timeout=300)
 
     assert running.returncode == EXIT_CODE, log.read_text("utf-8")
     assert "terminated by SIGTERM" in log.read_text("utf-8")

@@ -616,7 +616,7 @@ def test_captures_compactions_and_prunes_at_the_same_time_lose_nothing(history: 
                 wait_for(functools.partial(has_reached, history, Lsn.parse(text)), "a capture")
     finally:
         (history.folder / "stop").touch()
-        outputs = [worker.communicate(timeout=60) for worker in workers]
+        outputs = [worker.communicate(timeout=300) for worker in workers]
     for worker, (_, complaint) in zip(workers, outputs, strict=True):
         assert worker.returncode == 0, complaint
     verify_log(history.config, "pub")

@@ -61,7 +61,7 @@ def test_an_interrupted_command_has_failed(cli: CommandLine) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
             wait_for(lambda: bool(cli.publisher.rows(waiting)) or running.poll() is not None, "the slot")
             running.send_signal(signal.SIGINT)
-            out, err = running.communicate(timeout=60)
+            out, err = running.communicate(timeout=300)
         idle.execute("rollback")
     assert (running.returncode, one_object(out)) == (1, {"error": "interrupted"})
     assert "Traceback" not in err

@@ -32,7 +32,7 @@ def following(twin: Twin, *names: str) -> Iterator[list[SyncResult]]:
             yield results
         finally:
             stop.set()
-        results += running.result(timeout=60)
+        results += running.result(timeout=300)
 
 
 def test_rows_arrive_as_they_are_committed_until_it_is_stopped(twin: Twin) -> None:
@@ -87,12 +87,12 @@ def test_other_commands_take_their_turn_while_it_runs(twin: Twin) -> None:
     with following(twin, "s"), ThreadPoolExecutor(1) as threads:
         writing = threads.submit(write)
         try:
-            wait_for(lambda: bool(twin.pairs["s"].ours.rows("table t")), "the first row", 60)
+            wait_for(lambda: bool(twin.pairs["s"].ours.rows("table t")), "the first row", 300)
             assert validate(twin.config, "s").error is None
             assert refresh(twin.config, "s").subscription == "s"
         finally:
             busy.set()
-        writing.result(timeout=60)
+        writing.result(timeout=300)
 
 
 def test_error_that_no_retry_mends_is_raised(twin: Twin) -> None:

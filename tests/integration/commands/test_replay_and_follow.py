@@ -41,7 +41,7 @@ def test_what_is_committed_meanwhile_is_applied_and_in_the_result(followed: Twin
         twin.wait_for_ids("other", 1, 2)
         twin.publish("update t set a = 1 where id = 1")
         twin.wait_for_ids("s", 2)
-        results = running.result(timeout=60)
+        results = running.result(timeout=300)
 
     assert [result.subscription for result in results] == ["s", "other"]
     for result in results:
@@ -57,7 +57,7 @@ def test_it_ends_early_where_a_subscription_cannot_follow(followed: Twin) -> Non
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(replay_and_follow, twin.config, ("s", "other"), seconds=600.0)
         twin.publish("insert into t values (3, 33)")
-        results = {result.subscription: result for result in running.result(timeout=60)}
+        results = {result.subscription: result for result in running.result(timeout=300)}
     assert results["other"].error is None
     assert "duplicate key" in (results["s"].error or "") or "insert_exists" in (results["s"].error or "")
 
@@ -80,6 +80,6 @@ def test_it_ends_early_where_the_slot_is_lost(followed: Twin, caplog: pytest.Log
         )
         twin.publisher.run(f"select pg_drop_replication_slot('{slot}')")
         twin.publish("insert into t values (2, 22)")
-        [result] = running.result(timeout=60)
+        [result] = running.result(timeout=300)
     assert result.error is None
     assert "is not followed any more" in caplog.text

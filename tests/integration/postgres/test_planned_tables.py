@@ -118,7 +118,7 @@ def test_a_locked_table_keeps_its_name_until_the_transaction_ends(
         wait_for(lambda: publisher.rows(waiting) == [(1,)], "the owner to wait for the reader")
         assert publisher.rows(f"select to_regclass('\"{name}\"') is not null") == [(True,)]
         reader.rollback()
-        renaming.result(timeout=60)
+        renaming.result(timeout=300)
 
 
 def test_a_role_that_may_read_some_columns_may_lock_the_table(

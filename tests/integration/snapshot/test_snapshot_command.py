@@ -56,7 +56,7 @@ def test_snapshot_killed_at_every_step_is_resumed_and_exact(copy: ResumedCopy) -
         "snapshot.before_swap": "insert into t select n, 0, 'new' from generate_series(20000, 20100) n",
     }
     for failpoint, change in changes.items():
-        assert started(copy, failpoint).wait(timeout=180) != 0
+        assert started(copy, failpoint).wait(timeout=300) != 0
         assert copy.subscriber.rows("select count(*) from t") == [(0,)]
         assert isinstance(states_of(copy.subscriber)["public.t"], Copying)
         copy.publisher.run(change)
@@ -72,7 +72,7 @@ def test_table_with_a_killed_copy_is_renamed_on_both_sides(copy: ResumedCopy, fa
     copy.publisher.run(f"{TABLE}; {FILLED}; create publication p for table t")
     copy.subscriber.run(TABLE)
     copy.begin("p")
-    assert started(copy, failpoint).wait(timeout=180) != 0
+    assert started(copy, failpoint).wait(timeout=300) != 0
     for side in (copy.subscriber, copy.publisher):
         side.run("alter table t rename to u")
     copy.publisher.run("update u set a = 1000 where id < 10")
@@ -94,7 +94,7 @@ def stopped(copy: ResumedCopy) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     sync(copy.config, ["s"])
     copy.subscriber.run("update t set pad = 'damaged' where id = 1999")
     process = started(copy, "snapshot.after_chunk=stop", "--table", "public.t")
-    wait_for(lambda: bool(stopped_below(process.pid)), "a reader stands still", 120)
+    wait_for(lambda: bool(stopped_below(process.pid)), "a reader stands still", 300)
     (reader,) = stopped_below(process.pid)
     yield process, reader
     if process.poll() is None:
@@ -144,7 +144,7 @@ def test_replay_continues_while_a_table_is_copied_again(
     with pytest.raises(PruneLimitUnknown, match='"s" is being copied'):  # t returns to its snapshot
         prune(copy.config, "pub", keep_hours=0)
     os.kill(reader, signal.SIGCONT)
-    assert process.wait(timeout=180) == 0
+    assert process.wait(timeout=300) == 0
     states = states_of(copy.subscriber)
     assert isinstance(states["public.t"], Ready)
     # As of its snapshot, which precedes the replayed changes.

@@ -223,7 +223,7 @@ def test_concurrent_installation_succeeds(subscriber: Database) -> None:
     def install() -> None:
         try:
             with opened(subscriber) as connection:
-                barrier.wait(timeout=30)
+                barrier.wait(timeout=300)
                 state_schema.install(connection)
         except BaseException as error:  # noqa: BLE001 - reported by the test
             failures.append(error)

@@ -34,7 +34,7 @@ def test_tasks_create_a_table_at_the_same_time(
         try:
             with subscriber.connect() as connection:
                 for number in range(TABLES):
-                    together.wait(timeout=60)
+                    together.wait(timeout=300)
                     create(dataclasses.replace(TABLE, name=f"stage_{number}"), connection)
         except BaseException:
             together.abort()  # the others need not wait for this one
