@@ -83,10 +83,12 @@ _CHANGED_TABLES: Final = """
         when class.oid is null then pg_catalog.pg_describe_object('pg_catalog.pg_class'::regclass, now.oid, 0)
         else pg_catalog.format('%%I.%%I', nspname, relname)
     end
-    from before
-    full join now using (oid)
-    left join pg_catalog.pg_class as class on class.oid = before.oid
-    left join pg_catalog.pg_namespace as namespace on namespace.oid = relnamespace
+    from (
+        before
+        left join pg_catalog.pg_class as class on class.oid = before.oid
+        left join pg_catalog.pg_namespace as namespace on namespace.oid = relnamespace
+    )
+    full join now on now.oid = before.oid
     where before.oid is null or now.oid is null
         or coalesce(pg_catalog.pg_relation_filenode(class.oid), 0) <> relfilenode
     order by 1
