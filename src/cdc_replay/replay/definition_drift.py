@@ -76,7 +76,7 @@ def definition_drifts(
     present_catalogs = () if present is None else (present,)
     in_force = {
         lsn: [
-            _CatalogTables(catalog, _synced(subscription, catalog))
+            _CatalogTables(_columns(catalog), _synced(subscription, catalog))
             for catalog in (*catalogs, *present_catalogs)
         ]
         for lsn, catalogs in since.items()
@@ -96,9 +96,9 @@ def definition_drifts(
 
 @dataclass(frozen=True, slots=True)
 class _CatalogTables:
-    """A catalog, and the subscription's tables under it, by name."""
+    """The columns of all tables of a catalog, and the subscription's tables under it, by name."""
 
-    catalog: PublisherCatalog
+    columns: Mapping[QualifiedName, frozenset[str]]
     tables: Mapping[QualifiedName, SyncedTable]
 
 
@@ -120,7 +120,7 @@ def _differs(name: QualifiedName, copied: CopyDefinition, in_force: Sequence[_Ca
     if any(filters_differ(table, copied.definition.filters) for table in definitions):
         return True
     # A column that is new to the table does not count: its values come with the rows that get them.
-    withheld = _columns(name, in_force[0].catalog) - copied.definition.columns
+    withheld = in_force[0].columns.get(name, frozenset()) - copied.definition.columns
     for table in definitions:
         withheld |= {column.name for column in table.table.columns} - set(table.columns)
     return not withheld.isdisjoint(definitions[-1].columns)
@@ -148,6 +148,7 @@ def _synced(subscription: Subscription, catalog: PublisherCatalog) -> dict[Quali
         return {}
 
 
-def _columns(name: QualifiedName, catalog: PublisherCatalog) -> set[str]:
-    tables = (table for table in catalog.tables.values() if table.name == name)
-    return {column.name for table in tables for column in table.columns}
+def _columns(catalog: PublisherCatalog) -> dict[QualifiedName, frozenset[str]]:
+    return {
+        table.name: frozenset(column.name for column in table.columns) for table in catalog.tables.values()
+    }
