@@ -49,7 +49,7 @@ begin
             cross join lateral (values {actions}) action (capture, is_published)
             where is_published
         ),
-        listed as materialized (
+        listed as not materialized (
             select m.* from pg_publication_rel m
             where not coalesce((to_jsonb(m) ->> 'prexcept')::boolean, false)
         ),
