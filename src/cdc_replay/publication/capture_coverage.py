@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from cdc_replay.errors import PublicationRefused
-from cdc_replay.model.publication import STATE_SCHEMA, PublishAction, PublisherCatalog, Table
+from cdc_replay.model.publication import PublishAction, PublisherCatalog, Table
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
@@ -43,7 +43,7 @@ def capture_warnings(
             f'publication "{name}" does not exist: changes that only it publishes do not arrive; create it on'
             f" the publisher, or correct `publications` of subscription {subscription.name} [R1.19]"
         )
-    if not _lacks_any(catalog):
+    if not _lacks_any(catalog, tables):
         return
     try:
         synced = synced_tables(catalog, subscription.publications)
@@ -60,11 +60,11 @@ def capture_warnings(
         )
 
 
-def _lacks_any(catalog: PublisherCatalog) -> bool:
-    """Whether some change of some table is not captured, published or not: a quick answer for all."""
+def _lacks_any(catalog: PublisherCatalog, tables: Collection[QualifiedName]) -> bool:
+    """Whether some change of these tables or their leaves is not captured, published or not: a quick look."""
     return any(
         not is_captured(catalog, table, action)
         for table in catalog.tables.values()
-        if table.name.schema != STATE_SCHEMA
+        if table.name in tables or any(above.name in tables for above in catalog.ancestors(table.id))
         for action in PublishAction
     )
