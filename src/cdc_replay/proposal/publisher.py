@@ -111,9 +111,10 @@ def _user_defined_column(
 ) -> str | None:
     """A column of a user-defined type that a WHERE clause may read; the clauses' tables are locked."""
     for statement in statements:
-        tables = [table for table in catalog.tables.values() if table.name in statement.tables]
         if not statement.where_names:
             continue
+        names = frozenset(statement.tables)
+        tables = [table for table in catalog.tables.values() if table.name in names]
         # Locked and compared: their owners cannot give a column another type before the rollback.
         lock_planned_tables(connection, [PlannedTable.from_catalog(table) for table in tables])
         for table in tables:
