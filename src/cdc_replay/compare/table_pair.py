@@ -90,8 +90,7 @@ class TablePair:
         """
         key = common_key(synced.table, target, synced.columns)
         columns = key if key and only_key else synced.columns
-        time_zone = database_time_zone(subscriber)
-        converted = conversions(publisher, synced.table, target, columns, time_zone)
+        converted = conversions(publisher, subscriber, synced.table, target, columns)
         passes = print_filters(publisher, synced.table, synced.filters)
         pair = cls(synced, target, key, columns, converted, passes)
         outside, unknown = _outside_condition(pair.subscriber(session), publisher, subscriber, synced)
@@ -175,14 +174,13 @@ def _outside_condition(
 
 
 def conversions(
-    publisher: Connection, table: Table, target: TargetTable, columns: Sequence[str], time_zone: str
+    publisher: Connection, subscriber: Connection, table: Table, target: TargetTable, columns: Sequence[str]
 ) -> dict[str, sql.Composed]:
     """The publisher's expressions for values of columns that have another built-in type on the subscriber.
 
     That type's name is the subscriber's word: before it is part of a statement, the publisher reads it as the
     name of a type, and one that it does not have converts nothing. Texts of a user-defined type are compared
-    unchanged, because the publisher may not have the type. A domain counts as its base type. `time_zone` is
-    that of sessions which write to the subscriber.
+    unchanged, because the publisher may not have the type. A domain counts as its base type.
     """
     expressions: dict[str, sql.Composed] = {}
     for name in columns:
@@ -191,7 +189,7 @@ def conversions(
         # Only types of pg_catalog are written without their schema.
         converts = "." not in target_type and target_type not in KEEPS_TEXT
         if converts and column.type_sql != target_type and _is_type(publisher, target_type):
-            expressions[name] = _conversion(column, target_type, time_zone)
+            expressions[name] = _conversion(subscriber, column, target_type)
     return expressions
 
 
@@ -205,15 +203,15 @@ def _is_type(publisher: Connection, name: str) -> bool:
     return bool(is_type)
 
 
-def _conversion(column: TableColumn, target_type: str, time_zone: str) -> sql.Composed:
+def _conversion(subscriber: Connection, column: TableColumn, target_type: str) -> sql.Composed:
     identifier = sql.Identifier(column.name)
     if match := WITH_LENGTH.fullmatch(target_type):
         return sql.SQL(WITHIN_LENGTH).format(column=identifier, length=sql.Literal(int(match[1])))
     gets_zone = target_type.startswith("timestamp") and target_type.endswith("with time zone")
-    by_zone = gets_zone and column.type_oid in WITHOUT_TIME_ZONE
-    return sql.SQL(IN_TIME_ZONE if by_zone else BY_TEXT).format(
-        column=identifier, type=sql.SQL(target_type), time_zone=sql.Literal(time_zone)
-    )
+    if gets_zone and column.type_oid in WITHOUT_TIME_ZONE:
+        time_zone = sql.Literal(database_time_zone(subscriber))
+        return sql.SQL(IN_TIME_ZONE).format(column=identifier, type=sql.SQL(target_type), time_zone=time_zone)
+    return sql.SQL(BY_TEXT).format(column=identifier, type=sql.SQL(target_type))
 
 
 def common_key(table: Table, target: TargetTable, columns: Collection[str]) -> tuple[str, ...]:

@@ -61,7 +61,6 @@ from cdc_replay.replay.log_window import catalog_history
 from cdc_replay.replay.route.routes import Target
 from cdc_replay.replay.unsubscribed_tables import tables_renamed_alike
 from cdc_replay.subscriber import subscription_tables
-from cdc_replay.subscriber.apply_connection import database_time_zone
 from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 
 DEFINITIONS_EVALUATED = 20
@@ -347,8 +346,7 @@ class _Explanation:
             return {}
         shared = {column.name for column in self.target.columns}
         columns = [name for name in self.table.columns if name in shared]
-        time_zone = database_time_zone(self.sides.subscriber)
-        return conversions(publisher, self.table.table, self.target, columns, time_zone)
+        return conversions(publisher, self.sides.subscriber, self.table.table, self.target, columns)
 
     @property
     def published(self) -> PublishedRelation | None:

@@ -1,0 +1,82 @@
+"""What a comparison asks the servers for each of thousands of tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Self, cast
+
+import pytest
+
+from cdc_replay.compare.table_pair import conversions
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.subscriber.owners import ActingRole, Rights
+from cdc_replay.subscriber.target_tables import TargetColumn, TargetTable
+from fixtures.catalogs import table
+
+TIMESTAMP = 1114
+WITH_ZONE = "timestamp with time zone"
+
+
+@dataclass
+class Server:
+    """Answers every statement with one value."""
+
+    answer: object
+    statements: list[str] = field(default_factory=list)
+
+    def execute(self, query: str, _values: object = ()) -> Self:
+        self.statements.append(query)
+        return self
+
+    def fetchall(self) -> list[tuple[object]]:
+        return [(self.answer,)]
+
+    def __iter__(self) -> Iterator[tuple[object]]:
+        return iter(self.fetchall())
+
+
+def target(type_sql: str) -> TargetTable:
+    column = TargetColumn("a", type_sql, type_sql, None, False, False, "", False, None, None)
+    return TargetTable(
+        name=QualifiedName("s", "t"),
+        oid=1,
+        is_partitioned=False,
+        row_security=False,
+        rules=(),
+        statement_triggers=(),
+        has_insert_triggers=False,
+        columns=(column,),
+        identity=(),
+        identity_index=None,
+        acting=ActingRole("", Rights.OWN),
+    )
+
+
+@pytest.mark.parametrize(
+    ("type_oid", "type_sql", "target_type", "asked", "converted"),
+    [
+        (23, "integer", "integer", (0, 0), None),
+        (23, "integer", "bigint", (1, 0), "::bigint"),
+        (TIMESTAMP, "timestamp without time zone", WITH_ZONE, (1, 1), "at time zone 'Asia/Tokyo'"),
+    ],
+)
+def test_only_what_a_conversion_needs_is_asked(
+    type_oid: int, type_sql: str, target_type: str, asked: tuple[int, int], converted: str | None
+) -> None:
+    publisher, subscriber = Server(True), Server("Asia/Tokyo")
+    source = table(1, "s.t", "a")
+    column = dataclasses.replace(source.columns[0], type_oid=type_oid, type_sql=type_sql)
+
+    expressions = conversions(
+        cast("Any", publisher),
+        cast("Any", subscriber),
+        dataclasses.replace(source, columns=(column,)),
+        target(target_type),
+        ["a"],
+    )
+
+    assert (len(publisher.statements), len(subscriber.statements)) == asked
+    assert set(expressions) == ({"a"} if converted else set())
+    assert converted is None or converted in expressions["a"].as_string(None)
