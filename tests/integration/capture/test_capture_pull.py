@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from psycopg import sql
 
+from cdc_replay.capture.ddl.catalog_snapshot import CatalogSnapshot
 from cdc_replay.capture.pull import CaptureSource, capture_changes, current_position
 from cdc_replay.capture.slot_continuity import WAL_POSITIONS
 from cdc_replay.capture.slot_lock import only_reader
@@ -325,6 +326,26 @@ def test_changed_catalog_is_stored(publisher: Database, set_up: SetUp) -> None:
     assert (first.lsn, second.lsn) == (Lsn(0), end)
     assert len(first.publications["p"].actions) == 4
     assert len(second.publications["p"].actions) == 1
+
+
+def test_a_pull_without_event_triggers_reads_the_catalog_once(
+    publisher: Database, set_up: SetUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes longer than everything else in a small pull, if there are thousands of tables."""
+    publisher.run(TABLE)
+    captured = set_up()
+    captured.capture()
+    reads = list[object]()
+    read = CatalogSnapshot.read
+
+    def counted(connection: Connection) -> CatalogSnapshot:
+        reads.append(connection)
+        return read(connection)
+
+    monkeypatch.setattr(CatalogSnapshot, "read", counted)
+    publisher.run("insert into t values (1, 'x')")
+    assert captured.capture().pulls == 1
+    assert len(reads) == 1
 
 
 def test_messages_of_other_programs_are_dropped(publisher: Database, set_up: SetUp) -> None:

@@ -130,10 +130,10 @@ class CatalogTracker:
         self._unaudited: tuple[_DdlMessage, ...] = ()
         self._audit: _TriggerAudit | None = None
         self._snapshot: CatalogSnapshot | None = None
-        """The catalog to use if there are no messages."""
+        """The catalog to use if there are no messages; without the event triggers each pull reads its own."""
         if is_exact and self._now is not None:
             self._audit = _TriggerAudit.start_from(connection, self._now)
-        else:
+        elif is_exact:
             self._snapshot = CatalogSnapshot.read(connection)
 
     def target(self, to_lsn: Lsn | None) -> Lsn | None:
