@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cdc_replay.config import Config
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.proof import ProofSummary, subscription_proof
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import Result
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready
 from cdc_replay.postgres.connection import Connection, connect_with_deadline
@@ -74,10 +76,11 @@ def subscription_details(
     dsn = config.dsn_of(config.subscription(subscription))
     with connect_with_deadline(dsn, purpose=f"page {subscription}", seconds=seconds) as connection:
         known = subscription_tables.known_tables(connection, subscription)
-        proven = proofs.proven_point(connection, subscription)
+        summaries = proofs.read_summaries(connection, subscription)
+        proven = subscription_proof(summaries.values())
         return SubscriptionDetails(
             subscription,
-            tuple(_tables(connection, subscription, known)),
+            tuple(_tables(connection, subscription, known, summaries)),
             tuple(_parked(connection, subscription, known)),
             history.history_points(connection, subscription, time_range),
             history.last_windows(connection, subscription, WINDOWS_SHOWN),
@@ -88,10 +91,12 @@ def subscription_details(
 
 
 def _tables(
-    connection: Connection, subscription: str, known: tuple[KnownTable, ...]
+    connection: Connection,
+    subscription: str,
+    known: tuple[KnownTable, ...],
+    summaries: Mapping[QualifiedName, ProofSummary],
 ) -> Iterator[TableDetails]:
     copied = read_copy_definitions(connection, subscription)
-    summaries = proofs.read_summaries(connection, subscription)
     validated = proofs.table_history(connection, subscription, TABLE_VALIDATIONS_SHOWN)
     for table in known:
         definition = copied[table.name].definition if table.name in copied else None

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.proof import subscription_proof
 from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.replay.lag import oldest_missing
 from cdc_replay.replay.log_view import LogView
-from cdc_replay.subscriber.proofs import proven_point, read_summaries
+from cdc_replay.subscriber.proofs import read_summaries
 from cdc_replay.subscriber.subscription_tables import table_states
 
 
@@ -53,8 +54,8 @@ class SubscriptionProgress:
 def read_progress(connection: Connection, subscription: str, change_log: LogView) -> SubscriptionProgress:
     """The progress of a subscription, as its subscriber and the change log have it."""
     states = table_states(connection, subscription).values()
-    proven = proven_point(connection, subscription)
     tables = read_summaries(connection, subscription)
+    proven = subscription_proof(tables.values())
     copied = [state for state in states if isinstance(state, Ready | Parked)]
     is_complete = bool(copied) and len(copied) == len(states)
     return SubscriptionProgress(

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from cdc_replay.errors import CdcReplayError, ChangeLogMissing, InvalidLsn, ReplayFailed, SubscriptionParked
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.proof import ProofSummary
+from cdc_replay.model.proof import ProofSummary, subscription_proof
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import Json, ValidationOutcome, to_json
 from cdc_replay.model.status import (
@@ -39,7 +39,7 @@ from cdc_replay.subscriber import (
     subscription_tables,
 )
 from cdc_replay.subscriber.copy_progress import read_progress
-from cdc_replay.subscriber.proofs import proven_point, read_summaries
+from cdc_replay.subscriber.proofs import read_summaries
 from cdc_replay.subscriber.recorded_results import RecordedResult
 from cdc_replay.subscriber.subscription_records import SubscriptionRecord
 from cdc_replay.subscriber.subscription_tables import KnownTable
@@ -63,8 +63,8 @@ def read_subscriber_status(
     record = subscription_records.subscription_record(connection, name)
     replayed = recorded_results.last_result(connection, name, "replay")
     validated = recorded_results.last_result(connection, name, "validate")
-    proven = proven_point(connection, name)
     proofs = read_summaries(connection, name)
+    proven = subscription_proof(proofs.values())
     notices = _notices(connection, subscription, change_log)
     states = {table.name: table.state for table in tables if table.name is not None}
     ready = [state for state in states.values() if isinstance(state, Ready)]

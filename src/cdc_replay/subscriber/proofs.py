@@ -23,7 +23,6 @@ from cdc_replay.model.proof import (
     ProofSummary,
     ProvenPoint,
     TableProof,
-    subscription_proof,
 )
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import Result
@@ -173,11 +172,6 @@ def read_proofs(connection: Connection, subscription: str) -> tuple[StoredProof,
         for table in known_tables(connection, subscription)
     ]
     return tuple(sorted(entries, key=lambda entry: entry.is_present))
-
-
-def proven_point(connection: Connection, subscription: str) -> ProvenPoint | None:
-    """The proof of a subscription: the oldest of its published tables'."""
-    return subscription_proof(read_summaries(connection, subscription).values())
 
 
 def read_summaries(connection: Connection, subscription: str) -> dict[QualifiedName, ProofSummary]:

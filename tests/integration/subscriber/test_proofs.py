@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.proof import BUCKETS, Evidence
+from cdc_replay.model.proof import BUCKETS, Evidence, subscription_proof
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection, connect
@@ -62,11 +62,11 @@ def test_each_table_has_a_proof_of_its_own(connection: Connection) -> None:
     assert proofs.read_summaries(connection, "nsw") == {}
     record(connection, 5, seen(T, 5))
     assert through(connection) == {"t": 5, "u": None}
-    assert proofs.proven_point(connection, "nsw") is None
+    assert subscription_proof(proofs.read_summaries(connection, "nsw").values()) is None
     record(connection, 9, seen(U, 9, range(100)))
     record(connection, 11, seen(U, 11, range(100, BUCKETS), turn=2))
     assert through(connection) == {"t": 5, "u": 9}
-    point = proofs.proven_point(connection, "nsw")
+    point = subscription_proof(proofs.read_summaries(connection, "nsw").values())
     assert point is not None
     assert (point.lsn, point.at) == (Lsn(5), NOW)
     # What the server sums up is what the buckets say.
