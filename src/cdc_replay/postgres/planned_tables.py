@@ -44,9 +44,10 @@ _MAY_READ: Final = (
 
 _RUN_AGAIN: Final = "The table changed while the command ran: run it again."
 
+# The view pg_settings lists all settings for one, in a millisecond; `plan` needs it for each table.
 _RESTRICT: Final = """
-    select pg_catalog.set_config(name, %s, true)
-      from pg_catalog.pg_settings where name = 'restrict_nonsystem_relation_kind'
+    select pg_catalog.set_config('restrict_nonsystem_relation_kind', %s, true)
+     where pg_catalog.current_setting('restrict_nonsystem_relation_kind', true) is not null
 """
 
 _STATEMENT: Final = b"cdc_replay_planned_table"
