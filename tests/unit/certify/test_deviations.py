@@ -13,6 +13,7 @@ from cdc_replay.compare.comparison import Comparison, DifferenceCounts, NotCompa
 from cdc_replay.compare.difference import DifferenceKind
 from cdc_replay.model.certificate import Deviation, TableOutcome
 from cdc_replay.model.publication import TableColumn
+from fixtures.target_tables import target_column, target_table
 
 COLUMNS = ("id", "a", "big")
 FILTERED = TableFacts(may_be_unsent=frozenset({"big"}))
@@ -103,34 +104,7 @@ def test_history_explains_the_keys_that_differed_at_the_start(
     ],
 )
 def test_columns_whose_text_depends_on_the_session(published: str, own: str, by_session: bool) -> None:
-    from cdc_replay.subscriber.owners import ActingRole, Rights
-    from cdc_replay.subscriber.target_tables import TargetColumn, TargetTable
-
-    column = TargetColumn(
-        "c",
-        own,
-        own,
-        None,
-        False,
-        False,
-        "",
-        False,
-        None,
-        None,
-    )
-    target = TargetTable(
-        name=None,  # type: ignore[arg-type]
-        oid=1,
-        is_partitioned=False,
-        row_security=False,
-        rules=(),
-        statement_triggers=(),
-        has_insert_triggers=False,
-        columns=(column,),
-        identity=(),
-        identity_index=None,
-        acting=ActingRole("o", Rights.OWN),
-    )
+    target = target_table("t", target_column("c", own))
     source = TableColumn(1, "c", 0, -1, published, None)
 
     assert (columns_by_session([source], target) == {"c"}) is by_session

@@ -10,10 +10,8 @@ from typing import Any, Self, cast
 import pytest
 
 from cdc_replay.compare.table_pair import conversions
-from cdc_replay.model.relation import QualifiedName
-from cdc_replay.subscriber.owners import ActingRole, Rights
-from cdc_replay.subscriber.target_tables import TargetColumn, TargetTable
 from fixtures.catalogs import table
+from fixtures.target_tables import target_column, target_table
 
 TIMESTAMP = 1114
 WITH_ZONE = "timestamp with time zone"
@@ -37,23 +35,6 @@ class Server:
         return iter(self.fetchall())
 
 
-def target(type_sql: str) -> TargetTable:
-    column = TargetColumn("a", type_sql, type_sql, None, False, False, "", False, None, None)
-    return TargetTable(
-        name=QualifiedName("s", "t"),
-        oid=1,
-        is_partitioned=False,
-        row_security=False,
-        rules=(),
-        statement_triggers=(),
-        has_insert_triggers=False,
-        columns=(column,),
-        identity=(),
-        identity_index=None,
-        acting=ActingRole("", Rights.OWN),
-    )
-
-
 @pytest.mark.parametrize(
     ("type_oid", "type_sql", "target_type", "asked", "converted"),
     [
@@ -73,7 +54,7 @@ def test_only_what_a_conversion_needs_is_asked(
         cast("Any", publisher),
         cast("Any", subscriber),
         dataclasses.replace(source, columns=(column,)),
-        target(target_type),
+        target_table("t", target_column("a", target_type)),
         ["a"],
     )
 

@@ -22,11 +22,11 @@ from cdc_replay.replay.table_rewrites import TableRewrites
 from cdc_replay.replay.window_end import EndReason, Limit, WindowEnd
 from cdc_replay.replay.window_inputs import TableSurvey, Unread, WindowContent, WindowInputs
 from cdc_replay.replay.window_plan import WindowPlan, plan
-from cdc_replay.subscriber.owners import ActingRole, Rights
 from cdc_replay.subscriber.session import SubscriptionSession
 from cdc_replay.subscriber.subscription_tables import KnownTable
-from cdc_replay.subscriber.target_tables import Operator, TargetColumn, TargetTable
+from cdc_replay.subscriber.target_tables import Operator, TargetTable
 from fixtures.catalogs import catalog, listed, publication, table
+from fixtures.target_tables import target_column, target_table
 from unit.replay.route.changes import relation
 
 NOBODY = cast("Connection", object())
@@ -45,21 +45,13 @@ FULL = ReplicaIdentity.FULL
 def target(oid: int, name: str, columns: str, key: str = "id", rules: tuple[str, ...] = ()) -> TargetTable:
     """A table of the subscriber with the same name, and integer columns."""
     equal = Operator("pg_catalog", "=")
-    return TargetTable(
-        name=QualifiedName("s", name),
+    return target_table(
+        name,
+        *(target_column(column, equality=equal) for column in columns.split()),
         oid=oid,
-        is_partitioned=False,
-        row_security=False,
         rules=rules,
-        statement_triggers=(),
-        has_insert_triggers=False,
-        columns=tuple(
-            TargetColumn(column, "integer", "integer", None, False, False, "", False, equal, None)
-            for column in columns.split()
-        ),
         identity=tuple(key.split()),
         identity_index="t_pkey" if key else None,
-        acting=ActingRole("", Rights.OWN),
     )
 
 

@@ -6,27 +6,12 @@ import random
 
 import pytest
 
-from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Pending
 from cdc_replay.snapshot.copy_chunk import ChunkCopy, TableCopy
 from cdc_replay.snapshot.copy_tables import TASK_BYTES, TASK_CHUNKS, tasks
-from cdc_replay.subscriber.owners import ActingRole, Rights
-from cdc_replay.subscriber.target_tables import TargetTable
+from fixtures.target_tables import target_table
 
-TARGET = TargetTable(
-    QualifiedName("public", "t"),
-    1,
-    is_partitioned=False,
-    row_security=False,
-    rules=(),
-    statement_triggers=(),
-    has_insert_triggers=False,
-    columns=(),
-    identity=(),
-    identity_index=None,
-    acting=ActingRole("postgres", Rights.OWN),
-)
-TABLE = TableCopy(("id",), Pending(), TARGET)
+TABLE = TableCopy(("id",), Pending(), target_table("t"))
 
 
 def chunks(*sizes: int) -> list[ChunkCopy]:

@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_replay.model.relation import QualifiedName
 from cdc_replay.subscriber.firing_foreign_keys import group_tables
-from cdc_replay.subscriber.owners import ActingRole, Rights
 from cdc_replay.subscriber.target_tables import TargetTable
+from fixtures.target_tables import target_table
 
 
 def table(name: str, references: str) -> TargetTable:
     """A table whose name is its oid; `references` are names of others."""
-    return TargetTable(
-        name=QualifiedName("s", name),
-        oid=ord(name),
-        is_partitioned=False,
-        row_security=False,
-        rules=(),
-        statement_triggers=(),
-        has_insert_triggers=False,
-        columns=(),
-        identity=(),
-        identity_index=None,
-        acting=ActingRole("", Rights.OWN),
-        references=frozenset(map(ord, references)),
-    )
+    return target_table(name, oid=ord(name), references=frozenset(map(ord, references)))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from cdc_replay.replay.apply.stage_table import StageTable
 from cdc_replay.replay.apply.transient_keys import TransientKeys, split_transient_keys, tracks_integer_keys
 from cdc_replay.replay.compact.fold_frames import OUTPUT
 from cdc_replay.subscriber.target_tables import Operator, TargetColumn
+from fixtures.target_tables import target_column
 
 KEYS = st.lists(st.integers(-(2**63), 2**63 - 1))
 
@@ -66,7 +67,7 @@ EQUAL, LESS = Operator("pg_catalog", "="), Operator("pg_catalog", "<")
 
 
 def key(type_sql: str = "integer", equality: Operator = EQUAL, less: Operator | None = LESS) -> TargetColumn:
-    return TargetColumn("id", type_sql, type_sql, None, False, False, "", False, equality, less)
+    return target_column("id", type_sql, equality=equality, less=less)
 
 
 @pytest.mark.parametrize(
