@@ -37,6 +37,9 @@ ROW_KINDS: Final = frozenset({ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.D
 """The kinds of change that have rows to filter."""
 
 MAX_SHOWN: Final = 80
+_NAMES_OF_OBJECTS: Final = "reg"
+"""`regclass` and such: names are sent, no oids, and looked up when the filter is evaluated."""
+
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
 
 
@@ -259,8 +262,16 @@ def _filter_error(
         f'cannot evaluate a row filter of table "{check.table}": {failure.message}'
         + (f" (SQLSTATE {failure.sqlstate})" if failure.sqlstate else ""),
         detail=f"The filter{whose} is {filter_sql}.{described}",
-        hint="Decoding for a native subscription stops at this change for good. Change the filter so that it"
-        " holds for every row, then copy the table again:"
-        f" `cdc-replay snapshot … --table {check.table.argument}`.",
+        hint=f"{_first_remedy(check)} Change the filter so that it holds for every row, then copy the table"
+        f" again: `cdc-replay snapshot … --table {check.table.argument}`.",
         rule="R1.36",
     )
+
+
+def _first_remedy(check: ServerCheck) -> str:
+    if any(column.type_sql.startswith(_NAMES_OF_OBJECTS) for column, _ in check.columns):
+        return (
+            "If a value names an object that was renamed or dropped since, give it its name back until the"
+            " changes are replayed. Otherwise:"
+        )
+    return "Decoding for a native subscription stops at this change for good."

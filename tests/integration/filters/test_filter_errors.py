@@ -75,3 +75,26 @@ def test_capture_and_other_subscriptions_continue_after_a_failure(twin: Twin) ->
     assert (fine.replay.error, fine.capture.transactions) == (None, 2)
     twin.native("fine").wait()
     assert twin.rows("fine", "t") == [(1, 0), (2, 1), (3, 4)]
+
+
+def test_a_name_that_is_not_known_any_more_stops_no_native_subscription(twin: Twin) -> None:
+    """Pgoutput sends the name of an object, the filter of a native walsender reads the oid."""
+    twin.publish(
+        "create table seen ();\ncreate table t (id int primary key, named regclass);\n"
+        "create publication p for table t where (named::oid > 0);\n"
+        "select pg_create_logical_replication_slot('native', 'pgoutput')"
+    )
+    twin.subscribe("s", "p", tables="create table t (id int primary key, named text)", native=False)
+    twin.sync_ours()
+    twin.publish("insert into t values (1, 'seen');\nalter table seen rename to renamed")
+
+    (failed,) = twin.sync_ours()
+
+    native_decoding(twin, "p")
+    assert failed.replay.error is not None
+    assert 'relation "public.seen" does not exist' in failed.replay.error
+    assert "native" not in failed.replay.error
+    assert "give it its name back until the changes are replayed" in failed.replay.error
+    twin.publish("alter table renamed rename to seen")
+    twin.sync_ours()
+    assert twin.pairs["s"].ours.rows("select id from t") == [(1,)]
