@@ -37,9 +37,6 @@ KEYS_KEPT: Final = 3
 _SESSION_TYPES: Final = ("timestamp with time zone", "time with time zone", "bytea")
 """Types of pg_catalog whose output depends on a setting that a native walsender does not pin (R1.11)."""
 
-_NAMES_OF_OBJECTS: Final = "reg"
-"""`regclass` and such: their output depends on the search path."""
-
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
@@ -87,16 +84,17 @@ def columns_by_session(published: Iterable[TableColumn], target: TargetTable) ->
     return frozenset(
         column.name
         for column in published
-        if column.name in own and _is_text_of_session(column.type_sql, own[column.name])
+        if column.name in own and _is_text_of_session(column, own[column.name])
     )
 
 
-def _is_text_of_session(published_type: str, own: TargetColumn) -> bool:
+def _is_text_of_session(published: TableColumn, own: TargetColumn) -> bool:
     """Whether the stored text is the publisher's: natively, or here as well."""
-    if published_type.startswith(_NAMES_OF_OBJECTS) or own.is_opaque:
+    # Which schema is part of a name depends on the search path.
+    if published.holds_names or own.is_opaque:
         return True
-    element = _without_precision(published_type).removesuffix("[]")
-    return element in _SESSION_TYPES and own.base_type_sql != published_type
+    element = _without_precision(published.type_sql).removesuffix("[]")
+    return element in _SESSION_TYPES and own.base_type_sql != published.type_sql
 
 
 def _without_precision(type_sql: str) -> str:

@@ -37,9 +37,6 @@ ROW_KINDS: Final = frozenset({ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.D
 """The kinds of change that have rows to filter."""
 
 MAX_SHOWN: Final = 80
-_NAMES_OF_OBJECTS: Final = "reg"
-"""`regclass` and such: names are sent, no oids, and looked up when the filter is evaluated."""
-
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
 
 
@@ -269,7 +266,8 @@ def _filter_error(
 
 
 def _first_remedy(check: ServerCheck) -> str:
-    if any(column.type_sql.startswith(_NAMES_OF_OBJECTS) for column, _ in check.columns):
+    # Names are sent, no oids, and looked up when the filter is evaluated.
+    if any(column.holds_names for column, _ in check.columns):
         return (
             "If a value names an object that was renamed or dropped since, give it its name back until the"
             " changes are replayed. Otherwise:"

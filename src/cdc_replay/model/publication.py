@@ -119,6 +119,11 @@ class TableColumn:
     generation_sql: str | None = None
     generation_tree: str | None = None
 
+    @property
+    def holds_names(self) -> bool:
+        """Whether its values are names of objects, as those of `regclass`: the server has their oids."""
+        return "." not in self.type_sql and self.type_sql.startswith("reg")
+
 
 @dataclass(frozen=True, slots=True)
 class Table:

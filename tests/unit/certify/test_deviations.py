@@ -101,6 +101,7 @@ def test_history_explains_the_keys_that_differed_at_the_start(
         ("timestamp without time zone", "text", False),
         ("integer", "text", False),
         ("regclass", "regclass", True),
+        ("regional.status", "regional.status", False),
     ],
 )
 def test_columns_whose_text_depends_on_the_session(published: str, own: str, by_session: bool) -> None:
