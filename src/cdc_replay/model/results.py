@@ -357,6 +357,12 @@ class ValidationOutcome(enum.Enum):
     """Something could not be judged."""
     TOO_OLD = "proof too old"
 
+    def in_words(self, *, is_partial: bool) -> str:
+        """The outcome in a few words, which claim no more than was compared."""
+        if self is ValidationOutcome.CONSISTENT and is_partial:
+            return "no difference in what was compared"
+        return self.value
+
 
 @dataclass(frozen=True, slots=True)
 class ValidateResult(Result):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from cdc_replay.errors import PublicationRefused
 from cdc_replay.model.lsn import Lsn, Window
@@ -75,11 +76,7 @@ def definition_drifts(
     since = _in_force_since({copied.lsn for copied in copies.values()}, change_log) if copies else {}
     present_catalogs = () if present is None else (present,)
     in_force = {
-        lsn: [
-            _CatalogTables(_columns(catalog), _synced(subscription, catalog))
-            for catalog in (*catalogs, *present_catalogs)
-        ]
-        for lsn, catalogs in since.items()
+        lsn: _InForce.under(subscription, (*catalogs, *present_catalogs)) for lsn, catalogs in since.items()
     }
     return {
         name: TableNotice(
@@ -95,11 +92,23 @@ def definition_drifts(
 
 
 @dataclass(frozen=True, slots=True)
-class _CatalogTables:
-    """The columns of all tables of a catalog, and the subscription's tables under it, by name."""
+class _InForce:
+    """The subscription's tables by name, under each catalog since a position; the last is the present one.
+
+    `columns` are those of all tables under the first catalog.
+    """
 
     columns: Mapping[QualifiedName, frozenset[str]]
-    tables: Mapping[QualifiedName, SyncedTable]
+    tables: tuple[Mapping[QualifiedName, SyncedTable], ...]
+
+    @classmethod
+    def under(cls, subscription: Subscription, catalogs: Sequence[PublisherCatalog]) -> Self:
+        columns = {
+            table.name: frozenset(column.name for column in table.columns)
+            for catalog in catalogs[:1]
+            for table in catalog.tables.values()
+        }
+        return cls(columns, tuple(_synced(subscription, catalog) for catalog in catalogs))
 
 
 def _in_force_since(
@@ -112,15 +121,15 @@ def _in_force_since(
     }
 
 
-def _differs(name: QualifiedName, copied: CopyDefinition, in_force: Sequence[_CatalogTables]) -> bool:
-    """Whether rows may be outside or missing, or lack values; the last of `in_force` is the present."""
-    definitions = [catalog.tables[name] for catalog in in_force if name in catalog.tables]
+def _differs(name: QualifiedName, copied: CopyDefinition, in_force: _InForce) -> bool:
+    """Whether rows may be outside or missing, or lack values."""
+    definitions = [tables[name] for tables in in_force.tables if name in tables]
     if not definitions:
         return False
     if any(filters_differ(table, copied.definition.filters) for table in definitions):
         return True
     # A column that is new to the table does not count: its values come with the rows that get them.
-    withheld = in_force[0].columns.get(name, frozenset()) - copied.definition.columns
+    withheld = in_force.columns.get(name, frozenset()) - copied.definition.columns
     for table in definitions:
         withheld |= {column.name for column in table.table.columns} - set(table.columns)
     return not withheld.isdisjoint(definitions[-1].columns)
@@ -146,9 +155,3 @@ def _synced(subscription: Subscription, catalog: PublisherCatalog) -> dict[Quali
         return {table.table.name: table for table in synced_tables(catalog, subscription.publications)}
     except PublicationRefused:
         return {}
-
-
-def _columns(catalog: PublisherCatalog) -> dict[QualifiedName, frozenset[str]]:
-    return {
-        table.name: frozenset(column.name for column in table.columns) for table in catalog.tables.values()
-    }

@@ -296,12 +296,9 @@ def _describe_replay(replayed: RecordedResult) -> str:
 
 
 def _describe_validation(validated: RecordedResult) -> str:
-    outcome = _validation_outcome(validated)
-    if outcome is ValidationOutcome.CONSISTENT and validated.result.get("is_partial"):
-        word = "no difference in what was compared"
-    else:
-        word = "unknown outcome" if outcome is None else outcome.value
-    return f"{word} at {validated.result.get('to_lsn')}"
+    outcome, is_partial = _validation_outcome(validated), bool(validated.result.get("is_partial"))
+    words = "unknown outcome" if outcome is None else outcome.in_words(is_partial=is_partial)
+    return f"{words} at {validated.result.get('to_lsn')}"
 
 
 def _validation_outcome(validated: RecordedResult) -> ValidationOutcome | None:

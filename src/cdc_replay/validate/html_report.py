@@ -179,10 +179,7 @@ _COLOURS: Final = {
 
 
 def _word(verdict: Verdict) -> str:
-    """The outcome in a few words, which claim no more than was compared."""
-    if verdict.outcome is ValidationOutcome.CONSISTENT and verdict.is_partial:
-        return "no difference in what was compared"
-    return verdict.outcome.value
+    return verdict.outcome.in_words(is_partial=verdict.is_partial)
 
 
 def _repaired(repair: Repair) -> str:
