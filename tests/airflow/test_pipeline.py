@@ -40,6 +40,18 @@ def nsw_or_big_of(rows: list[tuple[int, str, int, str]]) -> list[tuple[int, str,
     return [row for row in rows if row[1] == "nsw" or row[2] > 100]
 
 
+@pytest.fixture
+def no_validation(pipeline: Pipeline) -> Iterator[None]:
+    """Only the test captures and replays: validations, which do so up to their fence, are over and paused."""
+    names = ("validate__nsw", "validate__big")
+    pipeline.settle("replay__shop")
+    for name in names:
+        pipeline.settle(name)
+        pipeline.client.pause(name)
+    yield
+    pipeline.client.unpause(*names)
+
+
 def test_snapshots_bring_the_filtered_rows(pipeline: Pipeline) -> None:
     rows = pipeline.publisher.rows(ORDERS)
     assert pipeline.nsw.rows(ORDERS) == nsw_of(rows)
@@ -157,18 +169,6 @@ def test_unavailable_subscriber_is_retried_and_stops_no_other(pipeline: Pipeline
     assert pipeline.nsw.rows(ORDERS) == nsw_of(pipeline.publisher.rows(ORDERS))
 
 
-@pytest.fixture
-def no_validation(pipeline: Pipeline) -> Iterator[None]:
-    """A validation replays up to its fence, and would bring what the test waits for a replay to bring."""
-    names = ("validate__nsw", "validate__big")
-    pipeline.settle("replay__shop")
-    for name in names:
-        pipeline.settle(name)
-        pipeline.client.pause(name)
-    yield
-    pipeline.client.unpause(*names)
-
-
 @pytest.mark.usefixtures("no_validation")
 @pytest.mark.slow
 def test_changes_missed_by_an_unavailable_subscriber_are_replayed_later(
@@ -274,6 +274,7 @@ def test_a_task_that_fails_is_told_once_although_a_channel_was_down(pipeline: Pi
     assert pipeline.webhook.headers[0]["Authorization"] == f"Bearer {TOKEN}"
 
 
+@pytest.mark.usefixtures("no_validation")
 def test_a_parked_subscription_is_told_once_and_when_it_is_resumed(pipeline: Pipeline) -> None:
     """By the watch; the task that resumes it tells that its earlier failure is over."""
     pipeline.client.unpause("resume__nsw")
@@ -484,6 +485,7 @@ def test_own_dags_replay_wait_and_link_to_their_report(pipeline: Pipeline) -> No
     assert pipeline.nsw.rows("select note from orders where id = 51") == [("later",)]
 
 
+@pytest.mark.usefixtures("no_validation")
 def test_progress_is_that_of_transactions(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """What sensors wait for and metrics show; a WAL position without published changes is not waited for."""
     databases = {"shop_publisher": pipeline.publisher, "nsw_target": pipeline.nsw}
