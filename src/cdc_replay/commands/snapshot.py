@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.config import Config
 from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.relation import QualifiedName
@@ -26,10 +27,11 @@ def snapshot(
     The values of a table that the publisher has rewritten are compared (R11.9).
 
     Raises:
+        ChangeLogMissing: before `setup` of the publisher.
         CdcReplayError: as `snapshot_session`.
     """
     options = dataclasses.replace(snapshot_options(config, subscription), tables=tuple(dict.fromkeys(tables)))
     with open_subscription(config, subscription, "snapshot", report=report) as session:
         source = capture_source(config, session.subscription.publisher, report)
-        copied = snapshot_session(source, session, options)
+        copied = snapshot_session(source, ChangeLog.open(source.change_log), session, options)
         return dataclasses.replace(copied, compared=compare_marked_tables(source, session))

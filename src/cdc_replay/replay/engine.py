@@ -110,11 +110,12 @@ def _steps(
     last = ZERO
     for upto in ends:
         with contextlib.suppress(CdcReplayError, psycopg.Error):  # the replay reports it
-            positions = [session.position() or upto for session in _sharing(sessions)]
-            change_log = ChangeLog.open(source.change_log)
-            after = max(last, change_log.start_lsn, min(positions, default=upto))
-            if after < upto:
-                yield from (end for end in change_log.truncate_commits(Window(after, upto)) if end < upto)
+            if sharing := _sharing(sessions):
+                position = min(session.position() or upto for session in sharing)
+                change_log = ChangeLog.open(source.change_log)
+                after = max(last, change_log.start_lsn, position)
+                if after < upto:
+                    yield from (end for end in change_log.truncate_commits(Window(after, upto)) if end < upto)
         yield upto
         last = upto
 

@@ -37,6 +37,7 @@ from typing import TypeAlias
 from cdc_replay.capture.capture_to import ensure_captured
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.capture.setup import SetupRequest, setup_publisher
+from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.compare.buckets import Buckets
 from cdc_replay.compare.other_feeds import LogState, rows_of_other_feeds
 from cdc_replay.compare.reconcile import ReconcileRequest, preview_tables, reconcile_tables
@@ -116,7 +117,8 @@ def refresh_subscription(
         warnings: tuple[str, ...] = ()
     else:
         # Also without new tables: a killed refresh may have left pending ones.
-        copied = snapshot_session(source, session, request.options)
+        change_log = ChangeLog.open(source.change_log)
+        copied = snapshot_session(source, change_log, session, request.options)
         # The failing table may be removed now; otherwise the next replay parks the subscription again.
         subscription_records.unpark(session.connection, session.subscription.name)
         copied = dataclasses.replace(copied, compared=compare_marked_tables(source, session))
@@ -261,7 +263,7 @@ def _update_tables(
     # The new tables' changes must be captured before their rows are copied, or changes in between would be in
     # neither.
     setup_publisher(request.setup, dry_run=False)
-    bind_subscription(request.source, session)
+    bind_subscription(ChangeLog.open(request.source.change_log), session)
     known = session.known_tables()
     names = {table.name for table in known}
     added = {table: synced for table, synced in published.tables.items() if table not in names}
@@ -309,7 +311,8 @@ def _copy_empty_tables(
     if not waiting:
         return SnapshotResult.nothing(session.subscription.name)
     options = dataclasses.replace(request.options, tables=tuple(waiting))
-    return snapshot_session(request.source, session, options)
+    change_log = ChangeLog.open(request.source.change_log)
+    return snapshot_session(request.source, change_log, session, options)
 
 
 def _reconcile(

@@ -84,7 +84,7 @@ class SnapshotOptions:
 
 
 def snapshot_session(
-    source: CaptureSource, session: SubscriptionSession, options: SnapshotOptions
+    source: CaptureSource, change_log: ChangeLog, session: SubscriptionSession, options: SnapshotOptions
 ) -> SnapshotResult:
     """Copy every table that is not ready, or copy the named ones again, replacing their rows.
 
@@ -92,14 +92,13 @@ def snapshot_session(
     unparks a parked subscription.
 
     Raises:
-        ChangeLogMissing: before `setup` of the publisher.
         PublisherNotReady: if `setup` has not run since these publications were configured.
         PublicationRefused: if PostgreSQL refuses these publications.
         SubscriberNotReady: listing every table and column that the subscriber lacks.
     """
     tables = options.tables
     started = time.monotonic()
-    change_log = bind_subscription(source, session)
+    bind_subscription(change_log, session)
     states = session.table_states()
     if not tables and not _is_copy_needed(session, states, change_log.start_lsn):
         return SnapshotResult.nothing(session.subscription.name, time.monotonic() - started)
@@ -146,14 +145,12 @@ def _check_server(source: CaptureSource, change_log: ChangeLog) -> None:
         check_header(connection, change_log, source.slot)
 
 
-def bind_subscription(source: CaptureSource, session: SubscriptionSession) -> ChangeLog:
-    """Record the publisher and publications of the subscription; returns the change log.
+def bind_subscription(change_log: ChangeLog, session: SubscriptionSession) -> None:
+    """Record the log's publisher, and the publications, of the subscription.
 
     Raises:
-        ChangeLogMissing: before `setup` of the publisher.
         SubscriberNotReady: if the subscription's rows come from another publisher.
     """
-    change_log = ChangeLog.open(source.change_log)
     subscription_records.bind_subscription(
         session.connection,
         session.subscription.name,
@@ -172,7 +169,6 @@ def bind_subscription(source: CaptureSource, session: SubscriptionSession) -> Ch
     subscription_tables.advance_tables(
         session.connection, session.subscription.name, dropped, change_log.start_lsn
     )
-    return change_log
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from cdc_replay.capture.pull import CaptureSource
+from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.results import CaptureResult, ReplayResult, SnapshotResult, SyncResult
@@ -67,10 +68,12 @@ class _Sync:
         """Copy what waits for it, then capture and replay what has tables.
 
         Raises:
+            ChangeLogMissing: before `setup` of the publisher.
             CdcReplayError: from capture, or the first failure if there is nothing to replay.
         """
         began = time.monotonic()
-        snapshots = {session.subscription.name: self._snapshot(session) for session in sessions}
+        change_log = ChangeLog.open(self.request.source.change_log)
+        snapshots = {session.subscription.name: self._snapshot(session, change_log) for session in sessions}
         replayable = [session for session in sessions if self._has_tables(session)]
         if not replayable:
             raise next(iter(self.failures.values()))
@@ -130,12 +133,12 @@ class _Sync:
         result = self.results.get(session.subscription.name)
         return result is not None and result.replay.error is None
 
-    def _snapshot(self, session: SubscriptionSession) -> SnapshotResult:
+    def _snapshot(self, session: SubscriptionSession, change_log: ChangeLog) -> SnapshotResult:
         name = session.subscription.name
         if name in self.failures:
             return SnapshotResult.nothing(name)
         try:
-            return snapshot_session(self.request.source, session, self.request.options[name])
+            return snapshot_session(self.request.source, change_log, session, self.request.options[name])
         except (CdcReplayError, psycopg.Error) as error:
             self._record_failure(name, error)
             return SnapshotResult.nothing(name)

@@ -336,6 +336,33 @@ def test_sync_and_replay_stop_at_the_given_position(twin: Twin) -> None:
     assert twin.pairs["s"].ours.rows(rows) == [(1, 1), (2, 2)]
 
 
+def test_a_log_is_opened_as_often_for_many_subscriptions_as_for_one(
+    twin: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It replays up to `CHECKPOINT_EVERY` commits, which is a good part of a small window's time."""
+    twin.publisher.run(f"{TABLES}; create publication p for table t, u")
+    names = ("first", "second", "third")
+    for name in names:
+        twin.subscribe(name, "p", tables=TABLES, native=False)
+    twin.sync_ours()
+    opened = list[str]()
+    open_log = ChangeLog.open
+
+    def counted(uri: str) -> ChangeLog:
+        opened.append(uri)
+        return open_log(uri)
+
+    monkeypatch.setattr(ChangeLog, "open", counted)
+    counts = set[int]()
+    for number in range(1, len(names) + 1):
+        opened.clear()
+        twin.publish(f"insert into t values ({number}, 1)")
+        sync(twin.config, names[:number])
+        counts.add(len(opened))
+    assert len(counts) == 1
+    assert twin.pairs["first"].ours.rows("table t order by id") == [(1, 1), (2, 1), (3, 1)]
+
+
 def test_setup_shows_its_sql_and_teardown_removes_only_created_objects(twin: Twin) -> None:
     """Two subscriptions share a database; a slot, a publication and a schema of the user's stay."""
     twin.publisher.run(f"{TABLES}; create publication p for table t, u")

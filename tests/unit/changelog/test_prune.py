@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cdc_replay.changelog.delta.checkpoints import CHECKPOINT_EVERY
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogPruned
 from cdc_replay.failpoints import VARIABLE, FailpointReached
@@ -153,7 +154,7 @@ def test_the_second_of_two_prunes_is_refused(small: SmallLog) -> None:
 
 def test_the_start_survives_the_clean_up_of_old_commits(small: SmallLog) -> None:
     small.log.prune(small.log.prunable_segments(Lsn(130)))
-    small.pulls(100)
+    small.pulls(CHECKPOINT_EVERY)
     (checkpoint,) = Path(small.uri, "changes", "_delta_log").glob("*.checkpoint.parquet")
     for version in range(int(checkpoint.name.partition(".")[0])):
         small.commit_file(version).unlink()

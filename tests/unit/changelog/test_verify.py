@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from cdc_replay.changelog.delta.checkpoints import CHECKPOINT_EVERY
 from cdc_replay.changelog.delta.commits import without_seal
 from cdc_replay.changelog.metadata_tables import CatalogRow
 from cdc_replay.changelog.prepared_transactions import PreparedKey
@@ -74,7 +75,7 @@ def flip(file: Path, position: int) -> None:
 def flippable(small: SmallLog, kind: str) -> Path:
     """A file of that kind; for the last ones the log gets a checkpoint first."""
     if kind.startswith("checkpoint"):
-        small.pulls(100)
+        small.pulls(CHECKPOINT_EVERY)
         folder = Path(small.uri, "changes", "_delta_log")
         return folder / "_last_checkpoint" if "pointer" in kind else next(folder.glob("*.checkpoint.parquet"))
     if kind == "prepared":
@@ -190,7 +191,7 @@ def test_a_missing_commit_is_reported(small: SmallLog, table: str) -> None:
 
 def test_only_commits_before_a_checkpoint_may_be_missing(small: SmallLog) -> None:
     """As after a cleanup of old commits: the rest is verified from the checkpoint on."""
-    small.pulls(105)
+    small.pulls(CHECKPOINT_EVERY + 5)
     whole = small.verify()
     (checkpoint,) = Path(small.uri, "changes", "_delta_log").glob("*.checkpoint.parquet")
     covered = int(checkpoint.name.partition(".")[0])
