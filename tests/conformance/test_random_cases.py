@@ -31,6 +31,7 @@ from fixtures.native import NativeStandsStill, NativeSubscription
 from fixtures.postgres import Database
 
 CI_SEED, CI_CASES = 20261162, 12
+SHUFFLED_SEED, SHUFFLED_CASES = 20261500, 6
 SLOW_SEED, SLOW_CASES = 20262000, 300
 
 DAMAGED_SEED = 20261164
@@ -145,6 +146,16 @@ def test_random_cases_equal_native(
     """Sections 2 to 8, whatever the publications say of whatever tables: 20 cases, or those of one seed."""
     chosen = os.environ.get(report.SEED_VARIABLE)
     tell(check([int(chosen)] if chosen else list(seeds(CI_SEED, CI_CASES, version)), version, run))
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_random_cases_equal_native_if_their_windows_are_shuffled(
+    version: int, run: Callable[[World], Ran], tell: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the changes of large windows are."""
+    monkeypatch.setattr("cdc_replay.replay.window_job.SMALL_WINDOW_ROWS", 0)
+    tell(check(list(seeds(SHUFFLED_SEED, SHUFFLED_CASES, version)), version, run))
 
 
 @pytest.mark.slow

@@ -156,10 +156,9 @@ class WindowJob:
         map_task = _MapTask(self.reader, index, mappers, self.publisher_dsn)
         reducers = tuple((group_round.rules, group_round.group.stagers) for group_round in rounds)
         reduce_task = _ReduceTask(reducers, parts)
-        if parts == 1 and self.entries is None:
-            whole = _WholeTask(map_task, reduce_task, min(len(rounds), count_cores(self.session)))
-            tasks = self.session.range(0, whole.tasks, numPartitions=whole.tasks)
-            return tasks.mapInArrow(whole.run, _RESULT_DDL)
+        if whole_tasks := self._count_whole_tasks(parts, len(rounds)):
+            tasks = self.session.range(0, whole_tasks, numPartitions=whole_tasks)
+            return tasks.mapInArrow(_WholeTask(map_task, reduce_task, whole_tasks).run, _RESULT_DDL)
         tasks = self.reader.task_ids(self.session)
         if self.entries is not None:
             tasks = self.entries.by_task(self.reader)
@@ -169,6 +168,15 @@ class WindowJob:
         task = F.expr(f"cast(part as bigint) * {count} div {parts * len(rounds)}").cast("int")
         shuffled = pieces.repartitionById(count, task) if count > 1 else pieces.coalesce(1)
         return shuffled.mapInArrow(reduce_task.run, _RESULT_DDL)
+
+    def _count_whole_tasks(self, parts: int, groups: int) -> int:
+        """The number of tasks that do both sides for some of the groups; 0 if the window needs a shuffle.
+
+        Such a task keeps the packed changes of its groups until it folds them.
+        """
+        tasks = min(groups, count_cores(self.session))
+        fits = parts == 1 and self.reader.size_bytes * groups < BYTES_PER_PART * tasks
+        return tasks if fits and self.entries is None else 0
 
     def _tasks_per_group(self, parts: int, groups: int, subscriptions: int) -> int:
         """The number of tasks among which the parts of a group are divided.
