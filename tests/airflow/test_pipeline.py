@@ -138,7 +138,7 @@ def test_a_killed_spark_driver_is_started_again_and_does_no_harm(pipeline: Pipel
     known = pipeline.settle("replay__shop")
     pipeline.publisher.run("insert into orders select i, 'nsw', i, 'bulk' from generate_series(100, 199) i")
     pipeline.succeed("capture__shop")
-    os.kill(wait_for(lambda: driver_of(pipeline), "the Spark driver", 300), signal.SIGKILL)
+    os.kill(wait_for(lambda: driver_of(pipeline), "the Spark driver"), signal.SIGKILL)
     replay = pipeline.next_run("replay__shop", known)
     assert replay.state == "success", pipeline.describe(replay)
     assert "exit code 137 (SIGKILL)" in client.log(replay, "replay", 1)
@@ -155,8 +155,8 @@ def test_unavailable_subscriber_is_retried_and_stops_no_other(pipeline: Pipeline
     pipeline.big.run(f"{refuse_connections} false")
     try:
         pipeline.succeed("capture__shop")
-        wait_for(lambda: pipeline.big.rows("select from orders where id = 40"), "the other subscription", 300)
-        wait_for(lambda: "up_for_retry" in states_of(pipeline, known), "the second try", 300)
+        wait_for(lambda: pipeline.big.rows("select from orders where id = 40"), "the other subscription")
+        wait_for(lambda: "up_for_retry" in states_of(pipeline, known), "the second try")
     finally:
         pipeline.big.run(f"{refuse_connections} true")
     replay = pipeline.next_run("replay__shop", known)
@@ -180,7 +180,7 @@ def test_changes_missed_by_an_unavailable_subscriber_are_replayed_later(
     subscriber_cluster.stop()
     try:
         pipeline.succeed("capture__shop")
-        wait_for(lambda: "up_for_retry" in states_of(pipeline, known), "the first try", 300)
+        wait_for(lambda: "up_for_retry" in states_of(pipeline, known), "the first try")
         (run,) = runs_besides(pipeline, known)
         pipeline.client.fail(run)
         status = pipeline.client.request("GET", "/cdc-replay/data")
@@ -198,8 +198,8 @@ def test_changes_missed_by_an_unavailable_subscriber_are_replayed_later(
         assert runs_besides(pipeline, known) == [pipeline.client.run(run.dag_id, run.run_id)]
     finally:
         subscriber_cluster.start()
-    wait_for(lambda: pipeline.nsw.rows("select from orders where id = 41"), "the missed row", 300)
-    wait_for(lambda: pipeline.big.rows("select from orders where id = 41"), "the missed row", 300)
+    wait_for(lambda: pipeline.nsw.rows("select from orders where id = 41"), "the missed row")
+    wait_for(lambda: pipeline.big.rows("select from orders where id = 41"), "the missed row")
     _, replay = pipeline.settle("replay__shop")[len(known) :]
     assert (replay.state, replay.run_type) == ("success", "operator_triggered"), pipeline.describe(replay)
 
@@ -479,7 +479,7 @@ def test_own_dags_replay_wait_and_link_to_their_report(pipeline: Pipeline) -> No
 
     pipeline.publisher.run("insert into orders values (51, 'nsw', 1, 'later')")
     waiting = client.trigger("after_replay")
-    wait_for(lambda: client.task_states(waiting).get("caught_up") == "deferred", "the sensor", 300)
+    wait_for(lambda: client.task_states(waiting).get("caught_up") == "deferred", "the sensor")
     pipeline.succeed("capture__shop")
     assert client.wait_for_run(waiting).state == "success", pipeline.describe(waiting)
     assert pipeline.nsw.rows("select note from orders where id = 51") == [("later",)]

@@ -58,7 +58,7 @@ class Warm:
             here = {row[0] for row in self.publisher.rows("select id from orders where region = 'nsw'")}
             return set(ids) <= arrived and set(ids) & here <= filtered
 
-        wait_for(have_arrived, f"orders {ids}", 300)
+        wait_for(have_arrived, f"orders {ids}")
 
     def run_count(self) -> int:
         return sum(len(self.client.runs(dag_id)) for dag_id in DAGS)
@@ -119,11 +119,11 @@ def _fill(warm: Warm) -> None:
     client = warm.client
     per_subscription = ("backfill", "refresh", "resume", "snapshot", "validate")
     expected = 1 + 1 + 3 + len(per_subscription) * 3
-    wait_for(lambda: len(client.dag_ids()) == expected, f"the {expected} DAGs", 300)
+    wait_for(lambda: len(client.dag_ids()) == expected, f"the {expected} DAGs")
     assert client.import_errors() == ()
     # The publisher has no slot yet: the watch starts the capture that makes it.
     client.unpause("capture__shop", "snapshot__nsw", "snapshot__all", "snapshot__live")
-    wait_for(lambda: client.runs("capture__shop"), "the first capture", 300)
+    wait_for(lambda: client.runs("capture__shop"), "the first capture")
     for run in client.runs("capture__shop"):
         assert client.wait_for_run(run).state == "success"
     for run in [client.trigger(f"snapshot__{name}") for name in ("nsw", "all", "live")]:
@@ -147,7 +147,7 @@ def test_an_idle_publisher_starts_nothing(warm: Warm) -> None:
         states = [run.state for dag_id in DAGS for run in warm.client.runs(dag_id)]
         return set(states) <= {"success", "failed"}
 
-    wait_for(is_quiet, "all runs to end", 300)
+    wait_for(is_quiet, "all runs to end")
     before = warm.run_count()
     warm.publisher.run("insert into unpublished select generate_series(1, 1000)")
     time.sleep(10)
@@ -163,11 +163,11 @@ def test_a_group_that_follows_applies_commits_without_a_run_for_each(warm: Warm)
     client.unpause("replay__live")
     try:
         warm.publisher.run("insert into orders values (50, 'nsw')")
-        wait_for(lambda: has(warm.live, 50), "the first row", 300)
+        wait_for(lambda: has(warm.live, 50), "the first row")
         captures, runs = len(client.runs("capture__shop")), client.runs("replay__live")
         for row in range(51, 61):
             warm.publisher.run(f"insert into orders values ({row}, 'vic')")
-            wait_for(functools.partial(has, warm.live, row), f"row {row}", 300)
+            wait_for(functools.partial(has, warm.live, row), f"row {row}")
         # Without following, each of these ten rows takes a capture and a replay.
         assert len(client.runs("replay__live")) < len(runs) + 5
         assert len(client.runs("capture__shop")) < captures + 5
@@ -175,7 +175,7 @@ def test_a_group_that_follows_applies_commits_without_a_run_for_each(warm: Warm)
         assert any("publisher shop: followed, " in log for log in logs)
         # The log is announced: the other groups are started, and this one again, which finds nothing.
         warm.wait_for(*range(50, 61))
-        wait_for(lambda: len(client.runs("replay__live")) > len(runs), "the next run", 300)
+        wait_for(lambda: len(client.runs("replay__live")) > len(runs), "the next run")
         for run in client.runs("replay__live"):
             assert client.wait_for_run(run).state == "success"
         runs = client.runs("replay__live")
@@ -209,7 +209,7 @@ def test_a_spark_server_that_is_gone_is_waited_for(warm: Warm) -> None:
         runs = [run for run in client.runs("replay__shop") if run.run_id not in known]
         return {state for run in runs for state in client.task_states(run).values()}
 
-    wait_for(lambda: "up_for_retry" in states(), "the second try", 300)
+    wait_for(lambda: "up_for_retry" in states(), "the second try")
     warm.spark.start()
     warm.wait_for(40)
     run = next(run for run in client.runs("replay__shop") if run.run_id not in known)

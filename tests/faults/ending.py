@@ -60,7 +60,7 @@ def run_and_end(twin: Twin, signal_number: signal.Signals, failpoint: str, *argu
         assert process.poll() is None, process.communicate()[1]
         return any(state(pid) == "T" for pid in descendants(process.pid))
 
-    wait_for(stands_still, f"{arguments} to reach {failpoint}", 300)
+    wait_for(stands_still, f"{arguments} to reach {failpoint}")
     end(twin, process, signal_number)
 
 

@@ -132,7 +132,7 @@ def test_replay_that_waits_for_a_lock_ends_when_it_is_asked_to(synced: Twin) -> 
     with ours.connect() as connection, connection.transaction():
         connection.execute("lock table t in share mode")
         process = start(synced, "none", "replay", "s")
-        wait_for(lambda: bool(ours.rows(waiting)), "the replay to wait for the lock", 300)
+        wait_for(lambda: bool(ours.rows(waiting)), "the replay to wait for the lock")
         end(synced, process, signal.SIGTERM)
         assert ours.rows(waiting) == []
     (result,) = replay(synced.config, ["s"])
@@ -142,7 +142,7 @@ def test_replay_that_waits_for_a_lock_ends_when_it_is_asked_to(synced: Twin) -> 
 
 def test_following_sync_finishes_its_window_when_it_is_asked_to_end(synced: Twin) -> None:
     process = start(synced, "replay.mid_merge=stop", "sync", "--follow", "s")
-    wait_for(lambda: state(process.pid) == "T", "the merge of the first window", 300)
+    wait_for(lambda: state(process.pid) == "T", "the merge of the first window")
     family = descendants(process.pid)
     os.kill(process.pid, signal.SIGTERM)
     os.kill(process.pid, signal.SIGCONT)
@@ -165,7 +165,7 @@ def test_statement_of_a_killed_command_does_not_go_on(synced: Twin) -> None:
         waiting = (
             "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
         )
-        wait_for(lambda: bool(ours.rows(waiting)), "the replay to wait for the lock", 300)
+        wait_for(lambda: bool(ours.rows(waiting)), "the replay to wait for the lock")
         end(synced, process, signal.SIGKILL)
     replay(synced.config, ["s"])
     check_equal(synced, ours)
@@ -201,13 +201,13 @@ def test_jvm_killed_during_a_copy_is_reported(synced: Twin) -> None:
 
 def kill_jvm(process: subprocess.Popen[str], failpoint: str) -> str:
     """Kill the JVM of a command whose worker has stopped at a failpoint; the command's output."""
-    wait_for(lambda: any(state(pid) == "T" for pid in descendants(process.pid)), f"{failpoint}", 300)
+    wait_for(lambda: any(state(pid) == "T" for pid in descendants(process.pid)), f"{failpoint}")
     family = descendants(process.pid)
     (jvm, *_) = [pid for pid in family if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == "java\n"]
     os.kill(jvm, signal.SIGKILL)
     send(family, signal.SIGCONT)
     _, output = process.communicate(timeout=300)
-    wait_for(lambda: not any(state(pid) not in {"", "Z"} for pid in family), "the workers to end", 300)
+    wait_for(lambda: not any(state(pid) not in {"", "Z"} for pid in family), "the workers to end")
     return output
 
 

@@ -45,7 +45,7 @@ def test_application_that_is_ended_leaves_nothing_behind(twin: Twin, how: str) -
             env=os.environ | spark_environment(), start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        wait_for(lambda: bool(ours.rows(WAITING)), "the replay to wait for the lock", 300)
+        wait_for(lambda: bool(ours.rows(WAITING)), "the replay to wait for the lock")
         family = descendants(process.pid)
         if how == "as Airflow does":
             os.killpg(process.pid, signal.SIGTERM)

@@ -95,7 +95,7 @@ def test_a_killed_executor_is_replaced_and_its_part_is_staged_again_not_twice(
     spark_cluster.submit("snapshot.py", "--config", str(twin.file), "rest")
     twin.publish(TRAFFIC)
     submitted = replayed(twin, spark_cluster, CDC_REPLAY_FAILPOINT="replay.mid_staging=stop")
-    wait_for(lambda: bool(spark_cluster.stopped()), "an executor to be in the middle of a COPY", 300)
+    wait_for(lambda: bool(spark_cluster.stopped()), "an executor to be in the middle of a COPY")
     victim = next(iter(spark_cluster.stopped().values()))
     for pid in descendants(victim):
         os.kill(pid, signal.SIGKILL)
@@ -106,7 +106,7 @@ def test_a_killed_executor_is_replaced_and_its_part_is_staged_again_not_twice(
             os.kill(pid, signal.SIGCONT)
         return submitted.process.poll() is not None
 
-    wait_for(has_ended, "the application to end", 300)
+    wait_for(has_ended, "the application to end")
     results = submitted.results()
     assert [each["error"] for each in results] == [None] * len(NAMES)
     assert victim not in set(spark_cluster.executors())

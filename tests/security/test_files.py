@@ -153,7 +153,7 @@ def test_whole_run_leaves_no_file_readable_by_others(
         publisher.run(f"insert into t values (2, '{SECRET}')")
         answers.append(say(process, "capture pub"))
         begin(process, "replay s")
-        wait_for(lambda: state(process.pid) == "T", "the replay to stop", 300)
+        wait_for(lambda: state(process.pid) == "T", "the replay to stop")
         session = open_to_others(folder), read_by_another_user(folder)
         os.kill(process.pid, signal.SIGCONT)
         answers += [answer(process), say(process, "validate s")]

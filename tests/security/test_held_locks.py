@@ -123,7 +123,7 @@ def in_line(stranger: Stranger, key: tuple[int, int, int]) -> Iterator[Callable[
 
     with ThreadPoolExecutor(1) as executor, connect(stranger.dsn, purpose="innocent") as theirs:
         executor.submit(take)
-        wait_for(is_waiting, "the stranger", 300)
+        wait_for(is_waiting, "the stranger")
         try:
             yield is_waiting
         finally:
@@ -138,7 +138,7 @@ def test_a_stranger_who_waits_for_the_key_gets_nothing(subscriber: Database, mal
             with subscription_lock.lock(ours, "s"):
                 is_waiting = stack.enter_context(in_line(mallory, held(ours)))
                 with subscription_lock.release(ours, "s"):
-                    wait_for(lambda: not is_waiting(), "the stranger's lock", 300)
+                    wait_for(lambda: not is_waiting(), "the stranger's lock")
                 assert_busy(others)
             with subscription_lock.lock(others, "s", patience_seconds=5):
                 assert_busy(ours)
@@ -154,7 +154,7 @@ def test_one_of_ours_that_waits_passes_a_stranger_in_the_line(
                 stack.enter_context(in_line(mallory, held(ours)))
                 waiting = subscription_lock.lock(others, "s", patience_seconds=20)
                 got = executor.submit(stack.enter_context, waiting)
-                wait_for(lambda: len(subscriber.rows(WAITING)) == 2, "both", 300)
+                wait_for(lambda: len(subscriber.rows(WAITING)) == 2, "both")
             got.result(timeout=300)
         assert_busy(ours)
 

@@ -129,7 +129,7 @@ def pages(publisher_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) 
         with Airflow(home / "airflow", settings) as airflow, airflow.client() as client:
             per_subscription = ("validate", "snapshot", "refresh", "backfill", "resume")
             wanted = {"capture__shop", "replay__shop", *(f"{verb}__nsw" for verb in per_subscription)}
-            wait_for(lambda: wanted <= set(client.dag_ids()), "the DAGs", 300)
+            wait_for(lambda: wanted <= set(client.dag_ids()), "the DAGs")
             yield Pages(airflow, uncommitted / "reports")
     finally:
         mute.close()

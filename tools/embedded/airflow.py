@@ -381,7 +381,7 @@ class Client:
         self.request("POST", path, {"dag_run_id": run.run_id, "dry_run": False, "only_failed": True})
 
 
-def wait_for(condition: Callable[[], _T | None], subject: str, seconds: float) -> _T:
+def wait_for(condition: Callable[[], _T | None], subject: str, seconds: float = 300) -> _T:
     """The first truthy value of `condition`.
 
     Raises:

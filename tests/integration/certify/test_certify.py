@@ -286,7 +286,7 @@ def following(twin: Twin, log: Path) -> Iterator[subprocess.Popen[str]]:
         ) as running,
     ):
         try:
-            wait_for(lambda: "both follow" in log.read_text("utf-8"), "both to follow", 300)
+            wait_for(lambda: "both follow" in log.read_text("utf-8"), "both to follow")
             yield running
         finally:
             running.kill()
@@ -386,7 +386,7 @@ def test_it_waits_for_another_process_that_works_on_the_subscription(twin: Twin)
     def work() -> None:
         with open_subscription(twin.config, "s", "other work"):
             held.set()
-            wait_for(lambda: twin.pairs["s"].ours.rows(waiting) == [(1,)], "certify to wait", 300)
+            wait_for(lambda: twin.pairs["s"].ours.rows(waiting) == [(1,)], "certify to wait")
             waited.set()
 
     worker = threading.Thread(target=work)

@@ -87,7 +87,7 @@ def test_other_commands_take_their_turn_while_it_runs(twin: Twin) -> None:
     with following(twin, "s"), ThreadPoolExecutor(1) as threads:
         writing = threads.submit(write)
         try:
-            wait_for(lambda: bool(twin.pairs["s"].ours.rows("table t")), "the first row", 300)
+            wait_for(lambda: bool(twin.pairs["s"].ours.rows("table t")), "the first row")
             assert validate(twin.config, "s").error is None
             assert refresh(twin.config, "s").subscription == "s"
         finally:

@@ -94,7 +94,7 @@ def stopped(copy: ResumedCopy) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     sync(copy.config, ["s"])
     copy.subscriber.run("update t set pad = 'damaged' where id = 1999")
     process = started(copy, "snapshot.after_chunk=stop", "--table", "public.t")
-    wait_for(lambda: bool(stopped_below(process.pid)), "a reader stands still", 300)
+    wait_for(lambda: bool(stopped_below(process.pid)), "a reader stands still")
     (reader,) = stopped_below(process.pid)
     yield process, reader
     if process.poll() is None:
