@@ -144,7 +144,7 @@ def capture_changes(
         log = ChangeLog.open(source.change_log)
         status = check_continuity(connection, log, source.slot)
         align_slot_and_log(connection, log, status)
-        log.remove_orphans()
+        log.remove_dead_pulls()
         secret = read_secret(connection, source.slot)
         catalogs = CatalogTracker(connection, log, is_exact=secret is not None)
         target = reachable_lsn(connection, catalogs.target(to_lsn))

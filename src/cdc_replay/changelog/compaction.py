@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from cdc_replay.changelog.delta.actions import AppTransaction
-from cdc_replay.changelog.delta.table import DurableTable
+from cdc_replay.changelog.delta.table import KEEP_HOURS, DurableTable
 from cdc_replay.changelog.metadata_tables import (
     CATALOG_SCHEMA,
     RELATION_SCHEMA,
@@ -57,9 +57,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 logger = logging.getLogger(__name__)
-
-KEEP_HOURS: Final = 24
-"""How long the file of a removed segment stays: a reader that opened the log before may still need it."""
 
 Row: TypeAlias = dict[str, Any]
 """A row of a metadata table."""

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Self
 from cdc_replay.arrow.version_index import CatalogVersions
 from cdc_replay.changelog.compaction import (
     DEFAULT_LIMITS,
-    KEEP_HOURS,
     CompactionLimits,
     CompactionResult,
     compact,
@@ -30,7 +29,7 @@ from cdc_replay.changelog.compaction import (
     replace_catalogs,
 )
 from cdc_replay.changelog.delta.actions import AppTransaction
-from cdc_replay.changelog.delta.table import DurableTable
+from cdc_replay.changelog.delta.table import KEEP_HOURS, DurableTable
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.metadata_tables import (
     CATALOG_SCHEMA,
@@ -45,7 +44,7 @@ from cdc_replay.changelog.metadata_tables import (
     read_rows,
     relation_rows,
 )
-from cdc_replay.changelog.orphans import folders_without_log, remove_orphans
+from cdc_replay.changelog.orphans import folders_without_log, remove_dead_pulls, remove_old_orphans
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.changelog.prune import commit_times, prunable_segments, prune, start_application
 from cdc_replay.changelog.queries import (
@@ -449,21 +448,27 @@ class ChangeLog:
             result = compact(self._changes, start, limits)
             result += compact_relations(self._relations()) + compact_catalogs(self._catalogs())
             if result.removed:
+                # A log of an earlier version remembers them for a week.
+                self._changes.forget_old_removed_files()
                 self.delete_removed()
         return result
 
     def delete_removed(self, *, older_than_hours: int = KEEP_HOURS) -> int:
         """Delete the files that left the log longer ago than that; returns their number.
 
+        Also those of compactions, and of other writers, that died longer than a day ago: see `orphans`.
+
         Raises:
             ChangeLogNotWritable: if a file cannot be deleted.
         """
         with storage_write_errors(self.uri):
-            tables = (self._changes, self._relations(), self._catalogs())
-            return sum(delete_removed(table, older_than_hours=older_than_hours) for table in tables)
+            return sum(
+                delete_removed(table, older_than_hours=older_than_hours) + remove_old_orphans(table)
+                for table in (self._changes, self._relations(), self._catalogs())
+            )
 
-    def remove_orphans(self) -> int:
-        """Delete the files of captures and compactions that died; returns their number.
+    def remove_dead_pulls(self) -> int:
+        """Delete the files of pulls that died; returns their number.
 
         Only for the writer that holds the slot, before it writes: see `orphans`.
 
@@ -471,7 +476,7 @@ class ChangeLog:
             ChangeLogNotWritable: if a file cannot be deleted.
         """
         with storage_write_errors(self.uri):
-            return remove_orphans(self._location, self._changes, self.end_lsn)
+            return remove_dead_pulls(self._location, self._changes, self.end_lsn)
 
     def _relations(self) -> DurableTable:
         return DurableTable.open(self._location / "relations")

@@ -12,12 +12,15 @@ A pull names its files after the end of the log at its start. One process at a t
 so when the next pull begins, an uncommitted file of that name belongs to a dead pull. A compaction may be
 running at the same time. Its files have older names and are kept for a day; if it needs longer between a file
 and its commit, it finds the file missing and does not commit.
+
+Each pull looks for the files of dead ones; by age files are deleted where those of removed segments are. That
+takes time with the number of files, and a log may get hundreds of thousands of them in a day.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from cdc_replay.changelog.delta.commits import LOG_FOLDER
@@ -39,31 +42,38 @@ def folders_without_log(log: Location) -> tuple[str, ...]:
     return (*used, *(name for name in ("prepared", "prepared_roots") if (log / name).names()))
 
 
-def remove_orphans(log: Location, changes: DurableTable, end: Lsn) -> int:
-    """Delete the files of dead writers; returns their number. Only for the process that holds the slot.
+def remove_dead_pulls(log: Location, changes: DurableTable, end: Lsn) -> int:
+    """Delete the files of dead pulls; returns their number. Only for the process that holds the slot.
 
     `changes` is the current table of changes, `end` the log's end there.
 
     Raises:
         OSError: if a file cannot be deleted.
     """
-    pull_prefix = f"{end.file_name}-"
-    removed = _remove(changes, lambda name: name.removeprefix(PARTIAL).startswith(pull_prefix))
-    for name in TABLES[1:]:
-        removed += _remove(DurableTable.open(log / name), lambda _: False)
+    prefix = f"{end.file_name}-"
+    dead = {name for name in changes.location.names() if name.removeprefix(PARTIAL).startswith(prefix)}
+    if dead:
+        dead -= {segment.name for segment in changes.segments()}
+    removed = delete_files(changes.location, dead)
     roots = log / "prepared_roots"
     for folder in (log / "prepared", *(roots / name for name in roots.names())):
         removed += delete_files(folder, filter(_is_partial, folder.names()))
     return removed
 
 
-def _remove(table: DurableTable, is_dead: Callable[[str], bool]) -> int:
-    unnamed = table.unnamed_files()
-    dead = {name for name in unnamed if is_dead(name)}
-    old = _old(table.location, set(unnamed) - dead)
+def remove_old_orphans(table: DurableTable) -> int:
+    """Delete the files of a table, and parts of its commits, whose writers are dead by their age.
+
+    Returns their number.
+
+    Raises:
+        OSError: if a file cannot be deleted.
+    """
     commits = table.location / LOG_FOLDER
     partial = _old(commits, filter(_is_partial, commits.names()))
-    return delete_files(table.location, dead | old) + delete_files(commits, partial)
+    return delete_files(table.location, _old(table.location, table.unnamed_files())) + delete_files(
+        commits, partial
+    )
 
 
 def _is_partial(name: str) -> bool:

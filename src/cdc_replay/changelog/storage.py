@@ -125,6 +125,10 @@ class Location:
 
     def names(self) -> tuple[str, ...]:
         """The names of the files and folders in a folder; none if it does not exist."""
+        if self.is_local:
+            with contextlib.suppress(FileNotFoundError):
+                return tuple(path.name for path in Path(self.path).iterdir())
+            return ()
         selector = fs.FileSelector(self.path, allow_not_found=True)
         return tuple(info.base_name for info in self.filesystem.get_file_info(selector))
 

@@ -126,7 +126,7 @@ class Publisher:
     def capture(self, uri: str, upto: int = PULLS[-1].end) -> None:
         """Pull until the log ends there."""
         log = ChangeLog.open(uri)
-        log.remove_orphans()
+        log.remove_dead_pulls()
         self.position = max(self.position, log.end_lsn.value)
         for pull in PULLS:
             if log.end_lsn.value < pull.end <= upto:

@@ -73,7 +73,7 @@ def test_pulls_and_readers_work_as_on_a_folder(s3_uri: str) -> None:
     log = filled(s3_uri)
     assert (log.header, log.end_lsn.value, read_log_rows(log)) == (HEADER, LAST, expected_rows(LAST))
     assert log.prepared.list_keys() == ()
-    assert log.remove_orphans() == 0
+    assert log.remove_dead_pulls() == 0
     names = {path.rpartition("/")[2] for path in objects(f"{s3_uri}/changes/_delta_log")}
     assert any(name.endswith(".checkpoint.parquet") for name in names)
     assert f"{0:020}.json" not in names
@@ -141,7 +141,7 @@ def test_files_of_a_dead_pull_are_removed_by_the_next(s3_uri: str) -> None:
     log = filled(s3_uri, PULLS[0].end)
     log.write([messages(115, 1)])
     before = objects(s3_uri)
-    assert ChangeLog.open(s3_uri).remove_orphans() == 1
+    assert ChangeLog.open(s3_uri).remove_dead_pulls() == 1
     assert len(objects(s3_uri)) == len(before) - 1
     assert read_log_rows(ChangeLog.open(s3_uri)) == expected_rows(PULLS[0].end)
 

@@ -92,7 +92,7 @@ def check_goes_on(uri: str, publisher: Publisher) -> None:
     log = ChangeLog.open(uri)
     assert (log.end_lsn.value, read_log_rows(log)) == (LAST, expected_rows(LAST))
     assert [version.text for version in log.catalogs()] == ["catalog before 110", "catalog before 140"]
-    assert log.remove_orphans() == 0
+    assert log.remove_dead_pulls() == 0
 
 
 @pytest.mark.parametrize("upto", [120, pytest.param(LAST, marks=pytest.mark.slow)])

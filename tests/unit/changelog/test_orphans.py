@@ -58,9 +58,9 @@ def test_files_of_a_dead_pull_are_deleted_at_once(uri: str) -> None:
     ChangeLog.open(uri).write([transaction(0x120)])
     leave(uri, f"changes/{PARTIAL}0-110-1.parquet")
     leave(uri, f"prepared/{PARTIAL}7_0-118.parquet")
-    assert ChangeLog.open(uri).remove_orphans() == 3
+    assert ChangeLog.open(uri).remove_dead_pulls() == 3
     assert files(uri) == before
-    assert ChangeLog.open(uri).remove_orphans() == 0
+    assert ChangeLog.open(uri).remove_dead_pulls() == 0
 
 
 def test_files_that_may_be_in_use_stay_for_a_day(uri: str) -> None:
@@ -76,7 +76,8 @@ def test_files_that_may_be_in_use_stay_for_a_day(uri: str) -> None:
     for hours, remaining in ((23, len(names)), (25, 0)):
         for name in names:
             leave(uri, name, hours=hours)
-        assert ChangeLog.open(uri).remove_orphans() == len(names) - remaining
+        assert ChangeLog.open(uri).remove_dead_pulls() == 0
+        assert ChangeLog.open(uri).delete_removed() == len(names) - remaining
         assert len(files(uri) - before) == remaining
     assert files(uri) == before
 
@@ -92,7 +93,8 @@ def test_files_of_the_log_are_never_orphans(uri: str) -> None:
     for name in before:
         then = time.time() - 48 * 3600
         os.utime(Path(uri, name), (then, then))
-    assert ChangeLog.open(uri).remove_orphans() == 0
+    assert ChangeLog.open(uri).remove_dead_pulls() == 0
+    assert ChangeLog.open(uri).delete_removed() == 0
     assert files(uri) == before
 
 

@@ -23,7 +23,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+from typing import Final, Self
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
@@ -53,6 +53,12 @@ from cdc_replay.model.lsn import Window
 __all__ = ["DurableTable"]
 
 logger = logging.getLogger(__name__)
+
+KEEP_HOURS: Final = 24
+"""How long the file of a removed segment stays: a reader that opened the log before may still need it."""
+
+_PROPERTIES: Final = {"delta.deletedFileRetentionDuration": f"interval {KEEP_HOURS} hours"}
+"""How long a table remembers removed files. Every reader loads them, and by default those of a week."""
 
 
 class DurableTable:
@@ -84,7 +90,7 @@ class DurableTable:
             str(uuid.uuid4()),
             Schema.from_arrow(schema).to_json(),
             time.time_ns() // 1_000_000,
-            dict(configuration or {}),
+            {**_PROPERTIES, **(configuration or {})},
         )
         commit = DeltaCommit(CREATION, position=position, properties=properties)
         folder = LogFolder.read(location)
@@ -222,10 +228,20 @@ class DurableTable:
         )
         self._transact(DeltaCommit("SET TBLPROPERTIES", properties=properties))
 
+    def forget_old_removed_files(self) -> None:
+        """Let checkpoints omit files that were removed more than `KEEP_HOURS` ago; `create` does, too.
+
+        Raises:
+            ChangeLogConflict: if another writer has set properties since this object opened the table.
+            OSError: if the commit cannot be written; there is none then.
+        """
+        if not _PROPERTIES.items() <= self.configuration.items():
+            self.configure(_PROPERTIES)
+
     def removed_files(self, *, older_than_hours: int) -> tuple[str, ...]:
         """The files that were removed from the table longer ago than that, deleted or not.
 
-        The table remembers them for a week, and longer until its next checkpoint.
+        The table remembers them for `KEEP_HOURS`, and longer until its next checkpoint.
         """
         names = self._table.vacuum(
             retention_hours=older_than_hours, dry_run=True, enforce_retention_duration=False
