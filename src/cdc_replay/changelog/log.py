@@ -44,7 +44,7 @@ from cdc_replay.changelog.metadata_tables import (
     read_rows,
     relation_rows,
 )
-from cdc_replay.changelog.orphans import folders_without_log, remove_dead_pulls, remove_old_orphans
+from cdc_replay.changelog.orphans import TABLES, folders_without_log, remove_dead_pulls, remove_old_orphans
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.changelog.prune import commit_times, prunable_segments, prune, start_application
 from cdc_replay.changelog.queries import (
@@ -462,9 +462,11 @@ class ChangeLog:
             ChangeLogNotWritable: if a file cannot be deleted.
         """
         with storage_write_errors(self.uri):
+            # As they are now: what was committed since this object opened the log is not an orphan.
+            tables = [DurableTable.open(self._location / name) for name in TABLES]
             return sum(
                 delete_removed(table, older_than_hours=older_than_hours) + remove_old_orphans(table)
-                for table in (self._changes, self._relations(), self._catalogs())
+                for table in tables
             )
 
     def remove_dead_pulls(self) -> int:

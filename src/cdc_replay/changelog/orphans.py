@@ -13,8 +13,8 @@ so when the next pull begins, an uncommitted file of that name belongs to a dead
 running at the same time. Its files have older names and are kept for a day; if it needs longer between a file
 and its commit, it finds the file missing and does not commit.
 
-Each pull looks for the files of dead ones; by age files are deleted where those of removed segments are. That
-takes time with the number of files, and a log may get hundreds of thousands of them in a day.
+Each pull looks for the files of dead ones. By age they are deleted where those of removed segments are, which
+takes longer the more files there are: a log may get a hundred thousand of them in a day.
 """
 
 from __future__ import annotations
@@ -70,10 +70,8 @@ def remove_old_orphans(table: DurableTable) -> int:
         OSError: if a file cannot be deleted.
     """
     commits = table.location / LOG_FOLDER
-    partial = _old(commits, filter(_is_partial, commits.names()))
-    return delete_files(table.location, _old(table.location, table.unnamed_files())) + delete_files(
-        commits, partial
-    )
+    removed = delete_files(table.location, _old(table.location, table.unnamed_files()))
+    return removed + delete_files(commits, _old(commits, filter(_is_partial, commits.names())))
 
 
 def _is_partial(name: str) -> bool:

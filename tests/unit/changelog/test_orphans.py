@@ -98,6 +98,19 @@ def test_files_of_the_log_are_never_orphans(uri: str) -> None:
     assert files(uri) == before
 
 
+def test_what_was_committed_meanwhile_is_no_orphan(uri: str) -> None:
+    """Also if the log was opened more than a day ago."""
+    opened = ChangeLog.open(uri)
+    log = ChangeLog.open(uri)
+    log.commit(log.write([transaction(0x120)]), Lsn(0x120))
+    before = files(uri)
+    for name in before:
+        then = time.time() - 48 * 3600
+        os.utime(Path(uri, name), (then, then))
+    assert opened.delete_removed() == 0
+    assert files(uri) == before
+
+
 def test_metadata_tables_without_a_log_are_not_used_for_another_log(uri: str) -> None:
     """It is unknown which log they belonged to."""
     shutil.rmtree(Path(uri, "changes"))
