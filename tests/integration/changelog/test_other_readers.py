@@ -42,7 +42,8 @@ def test_a_delta_reader_sees_rows_position_and_header(changes: Path) -> None:
     rows = table.to_pyarrow_table(columns=COLUMNS).to_pylist()
     assert sorted(tuple(row.values()) for row in rows) == expected_rows(LAST)
     assert table.transaction_version(HEADER.slot) == LAST
-    assert table.metadata().configuration == HEADER.to_configuration()
+    memory = {"delta.deletedFileRetentionDuration": "interval 24 hours"}
+    assert table.metadata().configuration == HEADER.to_configuration() | memory
     assert [entry["operation"] for entry in table.history(2)] == ["WRITE", "WRITE"]
     assert table.schema().to_arrow().names == list(LOG.names)
 
