@@ -50,8 +50,7 @@ def remove_dead_pulls(log: Location, changes: DurableTable, end: Lsn) -> int:
     Raises:
         OSError: if a file cannot be deleted.
     """
-    prefix = f"{end.file_name}-"
-    dead = {name for name in changes.location.names() if name.removeprefix(PARTIAL).startswith(prefix)}
+    dead = {*changes.location.names_with(f"{end.file_name}-")}
     if dead:
         dead -= {segment.name for segment in changes.segments()}
     removed = delete_files(changes.location, dead)

@@ -37,7 +37,7 @@ from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import from_url
+from obstore.store import ObjectStore, from_url
 from pyarrow import fs
 
 from cdc_replay import private_files
@@ -50,6 +50,9 @@ PARTIAL: Final = "_partial."
 _DECORATION: Final = re.compile(r"(\x1b\[[0-9;]*m|↳|\s)+")
 
 Environment: TypeAlias = tuple[tuple[str, str], ...]
+
+_LISTED_AT_ONCE: Final = 1_000
+"""Names of an answer to a request that lists them."""
 
 _VARIABLES: Final = ("AWS_", "AZURE_", "GOOGLE_")
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT")
@@ -131,6 +134,27 @@ class Location:
             return ()
         selector = fs.FileSelector(self.path, allow_not_found=True)
         return tuple(info.base_name for info in self.filesystem.get_file_info(selector))
+
+    def names_with(self, prefix: str) -> tuple[str, ...]:
+        """The names in a folder that begin with `prefix`, whole or after `PARTIAL`.
+
+        One request to an object store that lists names in order, as most do, however many files there are;
+        another one may withhold some.
+
+        Raises:
+            OSError: if the store does not answer.
+        """
+        if self.is_local:
+            return tuple(name for name in self.names() if name.removeprefix(PARTIAL).startswith(prefix))
+        listed: list[str] = []
+        try:
+            for chunk in obstore.list(_obstore(self), offset=prefix, chunk_size=_LISTED_AT_ONCE):
+                listed += (name for entry in chunk if (name := entry["path"]).startswith(prefix))
+                if not chunk[-1]["path"].startswith(prefix):
+                    break
+        except BaseError as error:
+            raise _os_error(error) from error
+        return tuple(listed)
 
 
 def put_if_absent(file: Location, content: bytes) -> bool:
@@ -340,15 +364,23 @@ def _discard(partial: Path) -> None:
 
 
 def _put(file: Location, content: bytes) -> bool:
-    store = from_url(file.parent.uri, client_options={"allow_http": bool(file.storage_options)})
     try:
-        obstore.put(store, file.name, content, mode="create")
+        obstore.put(_obstore(file.parent), file.name, content, mode="create")
     except AlreadyExistsError:
         # Perhaps it is ours: the response to a first attempt was lost, and the retry was refused.
         return file.read() == content
     except BaseError as error:
-        raise OSError(str(error).partition("\n\nDebug source")[0]) from error
+        raise _os_error(error) from error
     return True
+
+
+def _obstore(folder: Location) -> ObjectStore:
+    """A client that knows conditions and offsets, which those of pyarrow do not."""
+    return from_url(folder.uri, client_options={"allow_http": bool(folder.storage_options)})
+
+
+def _os_error(error: BaseError) -> OSError:
+    return OSError(str(error).partition("\n\nDebug source")[0])
 
 
 def _flush(path: str) -> None:

@@ -146,6 +146,21 @@ def test_files_of_a_dead_pull_are_removed_by_the_next(s3_uri: str) -> None:
     assert read_log_rows(ChangeLog.open(s3_uri)) == expected_rows(PULLS[0].end)
 
 
+@pytest.mark.parametrize("listed_at_once", [1, 2, 1_000])
+def test_names_with_a_prefix_are_those_of_the_folder(
+    s3_uri: str, listed_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the store divides its answers; what precedes and follows the prefix is left out."""
+    monkeypatch.setattr("cdc_replay.changelog.storage._LISTED_AT_ONCE", listed_at_once)
+    folder = Location.parse(s3_uri)
+    names = ["B-0.parquet", "B-1.parquet", "B-2.parquet"]
+    for name in ("A-9.parquet", *names, "C-0.parquet", "_delta_log/B-3.json"):
+        assert put_if_absent(folder / name, b"content")
+    assert sorted(folder.names_with("B-")) == names
+    assert folder.names_with("D-") == ()
+    assert (folder / "elsewhere").names_with("B-") == ()
+
+
 def test_small_segments_are_merged_and_the_log_is_verified(s3_uri: str) -> None:
     log = filled(s3_uri)
     result = log.compact(CompactionLimits(worthwhile=2))
@@ -199,6 +214,9 @@ def test_an_unreachable_store_is_not_reported_as_damage(
         with pytest.raises(ChangeLogUnavailable) as refused:
             attempt()
         assert SECRET not in str(refused.value)
+    with pytest.raises(ChangeLogNotWritable) as refused:
+        log.remove_dead_pulls()
+    assert SECRET not in str(refused.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     assert read_log_rows(log) == expected_rows(PULLS[0].end)
 

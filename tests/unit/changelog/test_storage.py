@@ -84,6 +84,14 @@ def test_put_if_absent_writes_a_file_once_and_leaves_no_other_file(tmp_path: Pat
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"00.json": b"first"}
 
 
+def test_names_with_a_prefix_include_those_of_partial_files(tmp_path: Path) -> None:
+    for name in ("A-1", "B-1", "_partial.B-2", "_partial.A-2", "BB-1"):
+        (tmp_path / name).touch()
+    folder = Location.parse(str(tmp_path))
+    assert sorted(folder.names_with("B-")) == ["B-1", "_partial.B-2"]
+    assert (folder / "elsewhere").names_with("B-") == ()
+
+
 def test_a_file_is_replaced_whole_and_leaves_nothing_else(tmp_path: Path) -> None:
     file = Location.parse(str(tmp_path / "00.json"))
     for content in (b"first", b"second, which is longer", b"third"):
