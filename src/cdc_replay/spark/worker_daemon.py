@@ -28,6 +28,8 @@ _LOADED_BEFORE_THE_FORK = (
     "cdc_replay.pgoutput.columnar",
     "cdc_replay.arrow.list_kernels",
     "pyspark.worker",
+    # Arrow loads it when it first converts an array.
+    "pandas",
 )
 
 
