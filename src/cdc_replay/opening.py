@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import psycopg
 
@@ -13,9 +14,12 @@ from cdc_replay.capture.setup import SetupRequest
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.model.progress import Report, unreported
+from cdc_replay.model.subscription import Subscription
+from cdc_replay.postgres.answers import SERVERS_AT_ONCE
+from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.snapshot.refresh import RefreshRequest
 from cdc_replay.snapshot.run import SnapshotOptions
-from cdc_replay.subscriber.session import SubscriptionSession, open_session
+from cdc_replay.subscriber.session import SubscriptionSession, lock_session, open_session
 
 logger = logging.getLogger(__name__)
 
@@ -84,16 +88,40 @@ def open_subscription(
 def open_subscriptions(
     config: Config, names: Iterable[str], purpose: str, stack: contextlib.ExitStack, report: Report
 ) -> tuple[list[SubscriptionSession], dict[str, Exception]]:
-    """Sessions, which `stack` closes, and by name why the other subscriptions could not be opened."""
-    sessions: list[SubscriptionSession] = []
+    """Sessions, which `stack` closes, and by name why the other subscriptions could not be opened.
+
+    All subscribers are connected to at the same time, so that several that do not answer delay the others
+    once. The locks are taken one by one, in the order of the names: two processes with the same subscriptions
+    would otherwise wait for each other.
+    """
     failures: dict[str, Exception] = {}
-    for name in names:
+
+    @contextlib.contextmanager
+    def left_out(name: str) -> Iterator[None]:
         try:
-            session = open_subscription(config, name, purpose, report=report)
-            sessions.append(stack.enter_context(session))
+            yield
         except (CdcReplayError, psycopg.Error) as error:
             logger.info("subscription %s is left out: %s", name, error)
             failures[name] = error
+
+    connecting: dict[str, tuple[Subscription, str, Future[Connection]]] = {}
+    with ThreadPoolExecutor(SERVERS_AT_ONCE, thread_name_prefix="connect") as threads:
+        for name in names:
+            with left_out(name):
+                configured = config.subscription(name)
+                dsn = config.dsn_of(configured)
+                future = threads.submit(connect, dsn, purpose=f"{purpose} {name}")
+                connecting[name] = configured.subscription, dsn, future
+    unlocked: dict[str, SubscriptionSession] = {}
+    for name, (subscription, dsn, future) in connecting.items():
+        with left_out(name):
+            connection = stack.enter_context(future.result())
+            unlocked[name] = SubscriptionSession(subscription, dsn, connection, report=report)
+    sessions: list[SubscriptionSession] = []
+    for name, session in unlocked.items():
+        with left_out(name):
+            stack.enter_context(lock_session(session))
+            sessions.append(session)
     return sessions, failures
 
 

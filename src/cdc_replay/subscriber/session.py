@@ -103,14 +103,28 @@ def open_session(
         SubscriberNotWritable: if it `writes` and the subscriber is read-only.
         SubscriptionInUse: if another process holds the lock for `PATIENCE_SECONDS`.
     """
-    name = subscription.name
-    with connect(dsn, purpose=f"{purpose} {name}") as connection:
-        if writes:
-            _check_writable(connection, name)
-        if installs:
-            state_schema.install(connection)
-        with subscription_lock.lock(connection, name, patience_seconds=PATIENCE_SECONDS):
-            yield SubscriptionSession(subscription, dsn, connection, report=report)
+    with connect(dsn, purpose=f"{purpose} {subscription.name}") as connection:
+        session = SubscriptionSession(subscription, dsn, connection, report=report)
+        with lock_session(session, writes=writes, installs=installs):
+            yield session
+
+
+@contextlib.contextmanager
+def lock_session(
+    session: SubscriptionSession, *, writes: bool = True, installs: bool = True
+) -> Iterator[None]:
+    """Hold the lock of a connected subscription, as `open_session` does.
+
+    Raises:
+        SubscriberNotWritable, SubscriptionInUse: as `open_session`.
+    """
+    name = session.subscription.name
+    if writes:
+        _check_writable(session.connection, name)
+    if installs:
+        state_schema.install(session.connection)
+    with subscription_lock.lock(session.connection, name, patience_seconds=PATIENCE_SECONDS):
+        yield
 
 
 @contextlib.contextmanager
