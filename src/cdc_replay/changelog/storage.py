@@ -149,7 +149,9 @@ class Location:
         listed: list[str] = []
         try:
             for chunk in obstore.list(_obstore(self), offset=prefix, chunk_size=_LISTED_AT_ONCE):
-                listed += (name for entry in chunk if (name := entry["path"]).startswith(prefix))
+                # The store also lists what is in folders.
+                paths = (entry["path"] for entry in chunk)
+                listed += (path for path in paths if path.startswith(prefix) and is_file_name(path))
                 if not chunk[-1]["path"].startswith(prefix):
                     break
         except BaseError as error:

@@ -154,7 +154,7 @@ def test_names_with_a_prefix_are_those_of_the_folder(
     monkeypatch.setattr("cdc_replay.changelog.storage._LISTED_AT_ONCE", listed_at_once)
     folder = Location.parse(s3_uri)
     names = ["B-0.parquet", "B-1.parquet", "B-2.parquet"]
-    for name in ("A-9.parquet", *names, "C-0.parquet", "_delta_log/B-3.json"):
+    for name in ("A-9.parquet", *names, "B-3/a.parquet", "C-0.parquet", "_delta_log/B-3.json"):
         assert put_if_absent(folder / name, b"content")
     assert sorted(folder.names_with("B-")) == names
     assert folder.names_with("D-") == ()
