@@ -112,16 +112,14 @@ def open_subscriptions(
                 dsn = config.dsn_of(configured)
                 future = threads.submit(connect, dsn, purpose=f"{purpose} {name}")
                 connecting[name] = configured.subscription, dsn, future
-    unlocked: dict[str, SubscriptionSession] = {}
-    for name, (subscription, dsn, future) in connecting.items():
-        with left_out(name):
-            connection = stack.enter_context(future.result())
-            unlocked[name] = SubscriptionSession(subscription, dsn, connection, report=report)
     sessions: list[SubscriptionSession] = []
-    for name, session in unlocked.items():
-        with left_out(name):
-            stack.enter_context(lock_session(session))
+    for name, (subscription, dsn, future) in connecting.items():
+        with left_out(name), contextlib.ExitStack() as session_stack:
+            connection = session_stack.enter_context(future.result())
+            session = SubscriptionSession(subscription, dsn, connection, report=report)
+            session_stack.enter_context(lock_session(session))
             sessions.append(session)
+            stack.push(session_stack.pop_all())
     return sessions, failures
 
 
