@@ -154,7 +154,7 @@ def test_random_cases_equal_native_if_their_windows_are_shuffled(
     version: int, run: Callable[[World], Ran], tell: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the changes of large windows are."""
-    monkeypatch.setattr("cdc_replay.replay.window_job.SMALL_WINDOW_ROWS", 0)
+    monkeypatch.setattr("cdc_replay.replay.window_size.SMALL_WINDOW_ROWS", 0)
     tell(check(list(seeds(SHUFFLED_SEED, SHUFFLED_CASES, version)), version, run))
 
 

@@ -36,9 +36,7 @@ from cdc_replay.replay.apply.staging import PARTS, PARTS_DDL, StagedTable, Stage
 from cdc_replay.replay.compact import NO_FACTS, FoldRules, NullRule, Revision, WindowFacts, fold_rules
 from cdc_replay.replay.compact.chunk_facts import ChunkFacts, chunk_facts
 from cdc_replay.replay.compact.shuffle import (
-    BYTES_PER_PART,
     PIECES_DDL,
-    ROWS_PER_PART,
     PartitionAssignment,
     ShuffleWriter,
     fold_deferred,
@@ -49,13 +47,12 @@ from cdc_replay.replay.entered_values import EnteredValues, ResolvedEntries
 from cdc_replay.replay.route.group_router import GroupRouter
 from cdc_replay.replay.route.route_index import DecodedChanges, RouteIndex
 from cdc_replay.replay.route.routes import Routes
-from cdc_replay.spark.session import SMALL_WINDOW_ROWS, count_cores
+from cdc_replay.replay.window_size import WindowSize
+from cdc_replay.spark.session import count_cores
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-_MAX_PARTS_PER_TASK: Final = 3
-"""Parts whose rows a task keeps, while it writes them to several subscriptions in turn."""
 _SLICE_BITS: Final = 10
 """Bits of a chunk's number for the parts of its row group."""
 _ROWS_PER_SHARE: Final = 2_000
@@ -156,7 +153,8 @@ class WindowJob:
         map_task = _MapTask(self.reader, index, mappers, self.publisher_dsn)
         reducers = tuple((group_round.rules, group_round.group.stagers) for group_round in rounds)
         reduce_task = _ReduceTask(reducers, parts)
-        if whole_tasks := self._count_whole_tasks(parts, len(rounds)):
+        size = self._size()
+        if self.entries is None and (whole_tasks := size.whole_tasks(len(rounds))):
             tasks = self.session.range(0, whole_tasks, numPartitions=whole_tasks)
             return tasks.mapInArrow(_WholeTask(map_task, reduce_task, whole_tasks).run, _RESULT_DDL)
         tasks = self.reader.task_ids(self.session)
@@ -164,45 +162,18 @@ class WindowJob:
             tasks = self.entries.by_task(self.reader)
         pieces = tasks.mapInArrow(map_task.run, PIECES_DDL)
         subscriptions = sum(max(1, len(group_round.group.stagers)) for group_round in rounds)
-        count = len(rounds) * self._tasks_per_group(parts, len(rounds), subscriptions)
+        count = len(rounds) * size.tasks_per_group(len(rounds), subscriptions)
         task = F.expr(f"cast(part as bigint) * {count} div {parts * len(rounds)}").cast("int")
         shuffled = pieces.repartitionById(count, task) if count > 1 else pieces.coalesce(1)
         return shuffled.mapInArrow(reduce_task.run, _RESULT_DDL)
 
-    def _count_whole_tasks(self, parts: int, groups: int) -> int:
-        """The number of tasks that do both sides for some of the groups; 0 if the window needs a shuffle.
-
-        Such a task keeps the packed changes of its groups until it folds them.
-        """
-        tasks = min(groups, count_cores(self.session))
-        fits = parts == 1 and self.reader.size_bytes * groups < BYTES_PER_PART * tasks
-        return tasks if fits and self.entries is None else 0
-
-    def _tasks_per_group(self, parts: int, groups: int, subscriptions: int) -> int:
-        """The number of tasks among which the parts of a group are divided.
-
-        Each of many groups usually sees little of the window: together they see no more than a window or two.
-        A task costs as much as thousands of changes, plus a connection for each subscription of its group,
-        with a COPY for each target. With many of these, no core gets more tasks than necessary.
-        """
-        cores = count_cores(self.session)
-        tasks = max(-(-cores // groups), -(-max(parts, 2 * cores) // subscriptions))
-        if subscriptions > groups:
-            tasks = max(tasks, -(-parts // _MAX_PARTS_PER_TASK))
-        return min(parts, tasks)
-
-    def _parts_per_group(self) -> int:
-        rows, size_bytes = self.reader.rows, self.reader.size_bytes
-        if self.entries is not None:
-            size_bytes += self.entries.size_bytes
-        if rows < SMALL_WINDOW_ROWS and size_bytes < BYTES_PER_PART:
-            return 1
-        cores = count_cores(self.session)
-        return max(cores, -(-rows // ROWS_PER_PART), -(-size_bytes // BYTES_PER_PART))
+    def _size(self) -> WindowSize:
+        size_bytes = self.reader.size_bytes + (0 if self.entries is None else self.entries.size_bytes)
+        return WindowSize(self.reader.rows, size_bytes, count_cores(self.session))
 
     def _assign_partitions(self, groups: Sequence[Routes]) -> list[PartitionAssignment]:
         """The parts of each group's targets; by their share of the log, if that matters."""
-        parts = self._parts_per_group()
+        parts = self._size().parts_per_group()
         matters = parts > 1 and any(len(routes.tables) > 1 for routes in groups)
         messages = self.reader.relations_seen() if matters else Counter[int]()
         assignments = []

@@ -63,8 +63,6 @@ PIECES_DDL: Final = "part int, chunk int, piece binary"
 """Rows with a negative `chunk` are no changes: -1 has facts, -2 voids the round, -3 has the hashes of moved
 keys, -4 the last chunk with a TRUNCATE by target."""
 
-ROWS_PER_PART: Final = 200_000
-BYTES_PER_PART: Final = 64 << 20
 _ROWS_PER_FOLD: Final = 50_000
 _BYTES_PER_FOLD: Final = 32 << 20
 _MAX_CONCAT_BYTES: Final = 1 << 30
