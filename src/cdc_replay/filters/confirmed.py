@@ -60,7 +60,7 @@ def mean_the_same(stored: Node, rebuilt: Node, attnums: Mapping[int, int], names
                     return False
                 if left.name == "VAR" and not _is_same_column(left, right, attnums):
                     return False
-                pending.extend(_fields(left, right))
+                pending.extend(_fields(left, right, names))
             case (list() as left, list() as right) if len(left) == len(right):
                 pending.extend(zip(left, right, strict=True))
             case (left, right) if left != right or isinstance(left, list):
@@ -90,8 +90,29 @@ def _is_same_column(stored: Node, rebuilt: Node, attnums: Mapping[int, int]) -> 
     return attnums.get(rebuilt.integer("varattno")) == stored.integer("varattno")
 
 
-def _fields(left: Node, right: Node) -> Iterator[tuple[FieldValue | None, FieldValue | None]]:
+def _fields(left: Node, right: Node, names: Names) -> Iterator[tuple[FieldValue | None, FieldValue | None]]:
     for name in _DECIDING[left.name]:
+        if left.name == "BOOLEXPR" and name == "args":
+            yield _operands(left, names), _operands(right, names)
         # A field that only one version has does not decide.
-        if name in left.fields and name in right.fields:
+        elif name in left.fields and name in right.fields:
             yield list(left.fields[name]), list(right.fields[name])
+
+
+def _operands(node: Node, names: Names) -> list[FieldValue]:
+    """The operands of NOT, AND or OR; an AND within an AND, or an OR within an OR, is replaced by its own.
+
+    A parser joins them if they are on the left, where BETWEEN and IN leave them nested. They are evaluated in
+    the same order, up to the same one.
+    """
+    operator = node.token("boolop")
+    operands: list[FieldValue] = []
+    pending = node.items("args")[::-1]
+    while pending:
+        operand = pending.pop()
+        inner = _bare(operand, names) if isinstance(operand, Node) and operator != "not" else None
+        if inner is not None and inner.name == "BOOLEXPR" and inner.token("boolop") == operator:
+            pending.extend(inner.items("args")[::-1])
+        else:
+            operands.append(operand)
+    return operands

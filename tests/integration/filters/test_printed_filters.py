@@ -20,6 +20,8 @@ from cdc_replay.filters.printed import print_filters, print_for_subscriber
 from cdc_replay.model.publication import RowFilter, Table, TableColumn
 from fixtures.postgres import Database
 from fixtures.stored_filters import FilteredTable
+from integration.filters.generated_values import create_table
+from integration.filters.test_differential_filters import generated_filters
 from integration.filters.test_filters_equal_postgresql import IN_ARROW, ON_SERVER
 
 OPERATORS: Final = """
@@ -129,7 +131,10 @@ NODES: Final = (
     "normalize(s, nfkc) = s", "s is nfd normalized", "extract(epoch from iv) > 1",
     "(ts, iv) overlaps (ts, interval '1 hour')", "s like 'a%' escape '!'", "s similar to '(a|b)'",
     "not b is true and b is not unknown or b is null", "not (not (not b))", "- a = +1", "@ n > 1",
-    "~ a = 1", "a between symmetric 1 and i2", "a <> all (arr)", "1 = any (arr || '{7}'::int[])",
+    "~ a = 1", "a between symmetric 1 and i2", "a <> all (arr)",
+    "(a between 1 and i2) and b and i2 in (1, a, 3)",
+    "(a not between symmetric 1 and i2 or b) or (s = 'x' or (v = s or c = 'x'))", "a in (1, i2, 5) or b",
+    "not (a between 1 and 5) and (b and (a between 1 and i2 and b) or b)", "1 = any (arr || '{7}'::int[])",
     "r @> 3 and not isempty(r)", "jsonb_path_exists(j, '$.a ? (@ > $x)', '{\"x\": 1}')", "j @? '$.k'",
     "j ->> 'k' = any (array['a', s])", "arr = '{}' and tarr <> '{a,b}' and tarr is distinct from '{}'",
     "x is document or xmlcomment('a') is null", "xmlconcat(x, x) is null",
@@ -189,6 +194,13 @@ def test_built_in_objects_are_printed_as_they_were_stored(many: FilteredTable, q
 
 def test_every_node_is_printed_as_it_was_stored(many: FilteredTable) -> None:
     confirm(many, [text for text in NODES if is_accepted(many, text)])
+
+
+def test_random_filters_are_printed_as_they_were_stored(publisher: Database) -> None:
+    """Whatever is nested in what."""
+    create_table(publisher, rows=0, seed=0)
+
+    confirm(FilteredTable(publisher), generated_filters(publisher, seed=30, count=200))
 
 
 def test_filters_of_other_tests_are_printed_as_they_were_stored(many: FilteredTable) -> None:
