@@ -53,6 +53,7 @@ PINNED_SETTINGS: Final[dict[str, str]] = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "xmloption": "content",
+    "array_nulls": "on",
     "standard_conforming_strings": "on",
     "quote_all_identifiers": "off",
     "search_path": "",

@@ -19,8 +19,16 @@ from psycopg import sql
 from cdc_replay.errors import MissingPrivilege
 from cdc_replay.postgres.connection import PINNED_SETTINGS, Connection, connect, setting_statement
 
-FORMATS: Final = ("datestyle", "intervalstyle", "timezone", "extra_float_digits", "bytea_output", "xmloption")
-"""Settings that determine the text of values; other sessions pin them (R1.11)."""
+FORMATS: Final = (
+    "datestyle",
+    "intervalstyle",
+    "timezone",
+    "extra_float_digits",
+    "bytea_output",
+    "xmloption",
+    "array_nulls",
+)
+"""Settings that determine the text of values, or what it means; other sessions pin them (R1.11)."""
 
 _OWN_TIME_ZONE: Final = "select reset_val from pg_catalog.pg_settings where name = 'TimeZone'"
 

@@ -206,6 +206,32 @@ def test_values_are_read_and_written_in_the_formats_of_the_subscribers_database(
     assert len(twin.rows("s", zones)) == 3
 
 
+WITHOUT_NULLS = """
+    do $$ begin execute format('alter database %I set array_nulls = off', current_database()); end $$
+"""
+
+
+@pytest.mark.parametrize("where", ["publisher", "subscriber"])
+def test_arrays_are_read_as_natively_where_a_database_has_no_nulls_in_them(twin: Twin, where: str) -> None:
+    """R1.11: a walsender never reads a text, so such a publisher's filters see NULL; R8.13: a worker does."""
+    table = "create table t (id int primary key, tags text[])"
+    twin.publisher.run(f"{table}; alter table t replica identity full")
+    twin.publisher.run("insert into t values (1, array[null]), (2, array['NULL'])")
+    twin.publisher.run("create publication p for table t where (array_position(tags, null) is not null)")
+    if where == "publisher":
+        twin.publisher.run(WITHOUT_NULLS)
+    twin.subscribe("s", "p", tables=f"{WITHOUT_NULLS}; {table}" if where == "subscriber" else table)
+    twin.sync()
+    assert [id for id, _ in twin.rows("s", "t")] == [1]
+
+    twin.publish(
+        "insert into t values (3, array[null, 'x']), (4, '{}'); update t set tags = tags || null::text"
+    )
+    twin.sync()
+
+    assert [id for id, _ in twin.rows("s", "t")] == [1, 2, 3, 4]
+
+
 AUDITED = """
     create table t (id int primary key, a int);
     create table fired (what text, level text);
