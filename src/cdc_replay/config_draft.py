@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import yaml
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc_replay.errors import InvalidConfiguration
@@ -122,8 +123,10 @@ def _password_comment(endpoint: Endpoint) -> str:
 
 
 def _quoted(value: str) -> str:
-    """A YAML scalar in one line; as JSON unless it is plain."""
-    return value if re.fullmatch(r"[a-z_][a-z0-9_.]*", value) and value not in _WORDS else json.dumps(value)
+    """A YAML scalar in one line of ASCII; in quotes unless it is plain."""
+    if re.fullmatch(r"[a-z_][a-z0-9_.]*", value) and value not in _WORDS:
+        return value
+    return yaml.safe_dump(value, default_style='"', width=sys.maxsize).rstrip("\n")
 
 
 _WORDS: Final = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})

@@ -18,6 +18,8 @@ VARIABLE: Final = "CDC_REPLAY_CONFIG"
 DEFAULT_FILE: Final = "cdc_replay.yaml"
 MOST_VALUES: Final = 100_000
 """In a file, those of an alias counted once per use."""
+DEEPEST: Final = 20
+"""How many values may be nested: more than any key needs. Each line is kept with all keys above it."""
 
 _LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = yaml.SafeLoader
 if yaml.__with_libyaml__:
@@ -48,6 +50,14 @@ class ConfigFile:
         return next(
             (self.lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self.lines), 1
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """How many values a node is, those of an alias once per use, and how many are nested at most."""
+
+    values: int
+    depth: int
 
 
 def read_config_file(path: str | Path | None) -> ConfigFile:
@@ -106,7 +116,7 @@ def _compose(file: Path) -> yaml.Node:
         raise InvalidConfiguration(
             f"{file}, line 1: not a configuration", hint="The file must have the key `publishers`."
         )
-    _count_values(node, file, {})
+    _check_size(node, file, {})
     _refuse_nul(node, file)
     return node
 
@@ -123,28 +133,32 @@ def _read(file: Path) -> str:
         raise InvalidConfiguration(f'configuration file "{file}" cannot be read: {error}') from error
 
 
-def _count_values(
-    node: yaml.Node, file: Path, counts: dict[int, int], within: frozenset[int] = frozenset()
-) -> int:
-    """How many values the node is, those of an alias once per use; `counts` is of the nodes counted before.
+def _check_size(
+    node: yaml.Node, file: Path, sizes: dict[int, _Size], within: frozenset[int] = frozenset()
+) -> _Size:
+    """The size of the node; `sizes` has those of the nodes seen before.
 
-    Refuses more than `MOST_VALUES`, which a few lines of aliases of aliases are, and a value without an end.
+    Refuses more than `MOST_VALUES` or `DEEPEST`, which a few lines of aliases of aliases are, and a value
+    without an end.
     """
-    if id(node) in counts:
-        return counts[id(node)]
+    if id(node) in sizes:
+        return sizes[id(node)]
     inside = within | {id(node)}
-    count = 1
+    count, depth = 1, 1
     for _, line, value in _children(node):
         if id(value) in inside:
             raise InvalidConfiguration(
                 f"{file}, line {line}: a value contains itself by an alias",
                 hint="Write a value in place of the alias.",
             )
-        count += _count_values(value, file, counts, inside)
+        size = _check_size(value, file, sizes, inside)
+        count, depth = count + size.values, max(depth, 1 + size.depth)
         if count > MOST_VALUES:
             raise InvalidConfiguration(f"{file}, line {line}: more than {MOST_VALUES} values, with aliases")
-    counts[id(node)] = count
-    return count
+        if len(inside) + size.depth > DEEPEST:
+            raise InvalidConfiguration(f"{file}, line {line}: not a configuration: nested too deeply")
+    sizes[id(node)] = _Size(count, depth)
+    return sizes[id(node)]
 
 
 def _refuse_nul(node: yaml.Node, file: Path) -> None:

@@ -207,6 +207,8 @@ def test_an_object_store_is_left_as_it_is(tmp_path: Path) -> None:
             "`max_proof_age` is too short: with `every` and `sample`, a proof becomes 20 d old",
         ),
         (("[p1, p2]", "[" * 3000 + "]" * 3000), 1, "nested too deeply"),
+        (("[p1, p2]", "[" * 18 + "]" * 18), 8, "nested too deeply"),
+        (("[p1, p2]", "[&a [[[[[[[[[1]]]]]]]]], [[[[[[[[[*a]]]]]]]]]]"), 8, "nested too deeply"),
     ],
 )
 def test_an_error_names_file_line_and_key(

@@ -12,7 +12,7 @@ from cdc_replay.config_draft import ConfigDraft, Endpoint, check_name
 from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.model.relation import QualifiedName
 
-HOSTILE = 'a"b\n# c: d\u2028'
+HOSTILE = 'a"b\n# c: d\u2028\U0001f600\x7f\x85'
 
 
 def test_draft_is_a_valid_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
