@@ -221,6 +221,10 @@ HOSTILE_FUNCTIONS: Final = {
     "file": ("'pg_read_file(text)'::regprocedure", "function pg_catalog.pg_read_file is not immutable"),
     "import": ("'lo_import(text)'::regprocedure", "function pg_catalog.lo_import is not immutable"),
     "set": ("'pg_ls_dir(text)'::regprocedure", "function pg_catalog.pg_ls_dir is not immutable"),
+    "key": (
+        "'satisfies_hash_partition'::regproc",
+        "function pg_catalog.satisfies_hash_partition evaluates the partition key of another table",
+    ),
     "none": ("4294967295", "there is no function with oid 4294967295"),
 }
 

@@ -59,6 +59,12 @@ CODED: Final = {
     "check": f"{CODE} create table own.t (id int, v text check (own.code(v) = v))",
     "generated column": f"{CODE} create table own.t (id int, v text,"
     " w text generated always as (own.code(v)) stored)",
+    "check that evaluates the partition key of another table": f"{CODE} create table own.other (v text)"
+    " partition by hash (own.code(v)); create table own.t (id int, v text,"
+    " check (satisfies_hash_partition('own.other'::regclass, 4, 0, v) is not null))",
+    "default that evaluates the partition key of another table": f"{CODE} create table own.other (v text)"
+    " partition by hash (own.code(v)); create table own.t (id int, b boolean"
+    " default satisfies_hash_partition('own.other'::regclass, 4, 0, 'x'::text))",
     "index": f"{CODE} create table own.t (id int, v text); create index on own.t (own.code(v))",
     "operator": f"{CODE} create function own.same(text, text) returns boolean language sql as 'select true';"
     " create operator own.=== (leftarg = text, rightarg = text, function = own.same);"
@@ -70,6 +76,9 @@ CODED: Final = {
     " create table own.part partition of own.t default; create index on own.part (own.code(v))",
     "statistics": f"{CODE} create table own.t (id int, v text);"
     " create statistics own.s on (own.code(v)) from own.t",
+    "default too large to be searched": "create table own.t (id int); do $$ begin execute format('alter table"
+    " own.t alter id set default case when 1 in (%s) then 1 end', (select string_agg(n::text, ',')"
+    " from generate_series(1, 40000) as n)); end $$",
     "trigger": f"{CODE} create table own.t (id int);"
     " create trigger code before insert on own.t for each row execute function own.code();"
     " alter table own.t enable replica trigger code",

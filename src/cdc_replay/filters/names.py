@@ -6,7 +6,7 @@ filters; generation expressions can have others, and a tree of a forged change l
 | by oid      | has a name if                                                                              |
 |-------------|--------------------------------------------------------------------------------------------|
 | an operator | it is built-in, and its function immutable                                                 |
-| a function  | it is built-in, immutable, and returns one value                                           |
+| a function  | it is built-in, immutable, returns one value, and evaluates nothing but its arguments      |
 | a type      | it is built-in; or an enum, a base type (which superusers create), or an array of these; a |
 |             | domain is replaced by the type below it, so that its checks do not run                     |
 | a collation | it exists: it is no code                                                                   |
@@ -38,6 +38,9 @@ _OID: Final = re.compile(r"[0-9]{1,10}")
 _SCHEMAS: Final = ("pg_catalog", "information_schema")
 _SYMBOL: Final = re.compile(r"[-+*/<>=~!@#%^&|`?]{1,63}")
 _COMMENTS: Final = ("--", "/*")
+
+_EVALUATES_MORE: Final = frozenset({"satisfies_hash_partition"})
+"""Immutable, but it evaluates the partition key of any table, which is code of that table's owner."""
 
 _OPERATORS: Final = frozenset({"opno", "opnos"})
 _FUNCTIONS: Final = frozenset({"funcid"})
@@ -88,7 +91,14 @@ _CONVERTED: Final = """
 
 
 class NotPrintableError(Exception):
-    """A part of an expression cannot be printed for a server; the text says which, and why."""
+    """A part of an expression cannot be printed for a server; the text says which, and why.
+
+    `hint` is set if a server can have stored such an expression.
+    """
+
+    def __init__(self, reason: str, *, hint: str | None = None) -> None:
+        super().__init__(reason)
+        self.hint = hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +173,11 @@ class Names:
     def function(self, oid: int) -> sql.Identifier:
         """A function's name."""
         entry = self._built_in("function", oid)
+        if entry.name in _EVALUATES_MORE:
+            raise NotPrintableError(
+                f"function {entry} evaluates the partition key of another table, with our rights",
+                hint="Use another function in the row filter, such as hashint8.",
+            )
         return sql.Identifier(entry.schema, entry.name)
 
     def type(self, oid: int) -> sql.Identifier:

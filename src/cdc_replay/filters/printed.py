@@ -93,15 +93,18 @@ def print_filter(
     try:
         return print_expression(tree, row_filter.sql, columns, names)
     except NotPrintableError as error:
-        raise unprintable_filter(table, row_filter, str(error)) from error
+        raise unprintable_filter(table, row_filter, str(error), error.hint) from error
 
 
-def unprintable_filter(table: QualifiedName, row_filter: RowFilter, reason: str) -> InvalidFilter:
-    """The error for a filter that no server has stored, or that cannot be printed."""
+def unprintable_filter(
+    table: QualifiedName, row_filter: RowFilter, reason: str, hint: str | None = None
+) -> InvalidFilter:
+    """The error for a filter that cannot be printed; without a `hint`, no server can have stored it."""
     return InvalidFilter(
         f'cannot evaluate a row filter of table "{table}": {reason}',
         detail=f"The filter is {row_filter.sql}.",
-        hint="PostgreSQL stores no such filter. Check who can write the files of the change log, then copy"
+        hint=hint
+        or "PostgreSQL stores no such filter. Check who can write the files of the change log, then copy"
         f" the table again: `cdc-replay snapshot … --table {table.argument}`.",
         rule="R5.3",
     )

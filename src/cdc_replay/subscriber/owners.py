@@ -14,10 +14,12 @@ the subscription has `run_as_owner`. We do the same (`subscriber.as_owner`), on 
 | is a role that ours may not become           | REFUSED    | not at all                                     |
 
 PLAIN costs nothing and is chosen only if all code is known to be harmless: PostgreSQL's own immutable
-functions, some others by name (not all: `query_to_xml` runs any text), and `nextval` of sequences that both
-the owner and our role may use. Even reading a table can run code, because the planner folds constants in its
-checks, statistics and index predicates. A lock keeps the owner from adding code (`lock_tables`), but not from
-changing a domain: types must be PostgreSQL's own, or base types and enums of a superuser or of our role.
+functions (but `satisfies_hash_partition`, which evaluates the partition key of any table), some others by
+name (not all: `query_to_xml` runs any text), and `nextval` of sequences that both the owner and our role may
+use. Expressions that are too large to be searched are code. Even reading a table can run code, because the
+planner folds constants in its checks, statistics and index predicates. A lock keeps the owner from adding
+code (`lock_tables`), but not from changing a domain: types must be PostgreSQL's own, or base types and enums
+of a superuser or of our role.
 
 | the lock of a table does not prevent | so a PLAIN table has                                             |
 |--------------------------------------|------------------------------------------------------------------|
@@ -101,27 +103,38 @@ _OWNERS: Final = """
     where class.oid = any (%(oids)s::oid[])
 """
 
+# A tree is searched by regular expressions, which take many times its size. Compressed, it is at most a
+# hundredth of that.
 _WITH_CODE: Final = """
     with recursive relation (target, oid, relkind) as (
         select part.target, part.oid, relkind
         from unnest(%(targets)s::oid[], %(relations)s::oid[]) as part (target, oid)
         join pg_class on pg_class.oid = part.oid
     ),
-    expression (target, tree) as (
-        select relation.target, found.tree
+    stored (target, oid, is_default, tree) as (
+        select relation.target, relation.oid, found.is_default, found.tree
         from relation
         cross join lateral (
-            -- nextval of a sequence by its name is judged below
-            select regexp_replace(
-                adbin::text, ':funcid 1574 [^(]*:args \\(\\{CONST :consttype 2205 ', '', 'g'
-            ) from pg_attrdef where adrelid = relation.oid
-            union all select conbin::text from pg_constraint where conrelid = relation.oid
-            union all select indexprs::text from pg_index where indrelid = relation.oid
-            union all select indpred::text from pg_index where indrelid = relation.oid
-            union all select partexprs::text from pg_partitioned_table where partrelid = relation.oid
-            union all select stxexprs::text from pg_statistic_ext where stxrelid = relation.oid
-        ) as found (tree)
+            select true, adbin from pg_attrdef where adrelid = relation.oid
+            union all select false, conbin from pg_constraint where conrelid = relation.oid
+            union all select false, indexprs from pg_index where indrelid = relation.oid
+            union all select false, indpred from pg_index where indrelid = relation.oid
+            union all select false, partexprs from pg_partitioned_table where partrelid = relation.oid
+            union all select false, stxexprs from pg_statistic_ext where stxrelid = relation.oid
+        ) as found (is_default, tree)
         where found.tree is not null
+    ),
+    large (target) as (
+        select target from stored group by target, oid having sum(pg_column_size(tree)) > %(largest)s
+    ),
+    expression (target, tree) as (
+        -- a default's nextval of a sequence by its name is judged below
+        select target, case
+            when is_default
+            then regexp_replace(tree::text, ':funcid 1574 [^(]*:args \\(\\{CONST :consttype 2205 ', '', 'g')
+            else tree::text
+        end
+        from stored where target not in (select target from large)
     ),
     type (target, oid) as (
         select relation.target, atttypid
@@ -134,6 +147,8 @@ _WITH_CODE: Final = """
         union
         select type.target, typelem from type join pg_type on pg_type.oid = type.oid where typelem <> 0
     )
+    select target from large
+    union
     -- foreign tables are accessed through our user mapping
     select target from relation where relkind not in ('r', 'p')
     union
@@ -158,7 +173,7 @@ _WITH_CODE: Final = """
     where not exists (
         select from pg_proc
         where pg_proc.oid = number[1]::oid and pg_proc.oid < %(first_user_oid)s
-            and (provolatile = 'i' or proname = any (%(harmless)s))
+            and (provolatile = 'i' and proname <> 'satisfies_hash_partition' or proname = any (%(harmless)s))
     )
     union
     select type.target
@@ -169,6 +184,9 @@ _WITH_CODE: Final = """
         )
     )
 """
+
+LARGEST_TREES: Final = 65_536
+"""Bytes of a table's expression trees that are searched, compressed as they are stored."""
 
 _FIRST_USER_OID: Final = 16384
 """Objects with a smaller oid were created by initdb."""
@@ -275,6 +293,7 @@ def _with_code(connection: Connection, related: Mapping[int, Collection[int]]) -
         "relations": [relation for _, relation in relations],
         "first_user_oid": _FIRST_USER_OID,
         "harmless": list(_HARMLESS),
+        "largest": LARGEST_TREES,
     }
     return frozenset(oid for (oid,) in connection.execute(_WITH_CODE, values))
 

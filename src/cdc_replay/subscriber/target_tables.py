@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.subscriber.owners import ActingRole, read_acting_roles
+from cdc_replay.subscriber.owners import LARGEST_TREES, ActingRole, read_acting_roles
 
 _TABLES: Final = """
     select wanted.schema_name, wanted.table_name, class.oid, class.relkind = 'p',
@@ -82,7 +82,7 @@ _COLUMNS: Final = """
     with recursive base_type (attrelid, attnum, type_oid, typmod) as (
         select attrelid, attnum, atttypid, atttypmod
         from pg_attribute
-        where attrelid = any(%s) and attnum > 0 and not attisdropped
+        where attrelid = any(%(oids)s) and attnum > 0 and not attisdropped
         union all
         select attrelid, attnum, typbasetype, typtypmod
         from base_type join pg_type on pg_type.oid = type_oid
@@ -108,15 +108,18 @@ _COLUMNS: Final = """
                 and type_oid >= 16384 and typtype not in ('b', 'e')
         ),
         attribute.attgenerated <> '', attribute.attidentity,
-        attribute.attidentity <> '' or exists (
-            select from pg_proc
-            where provolatile = 'v' and oid in (
-                select number[1]::oid
-                from regexp_matches(
-                    coalesce(attrdef.adbin, own_type.typdefaultbin)::text, ':(?:op)?funcid ([0-9]+)', 'g'
-                ) as number
+        attribute.attidentity <> '' or case
+            when pg_column_size(coalesce(attrdef.adbin, own_type.typdefaultbin)) > %(largest)s then true
+            else exists (
+                select from pg_proc
+                where provolatile = 'v' and oid in (
+                    select number[1]::oid
+                    from regexp_matches(
+                        coalesce(attrdef.adbin, own_type.typdefaultbin)::text, ':(?:op)?funcid ([0-9]+)', 'g'
+                    ) as number
+                )
             )
-        )
+        end
     from pg_attribute as attribute
     join base_type using (attrelid, attnum)
     join pg_type on pg_type.oid = base_type.type_oid and pg_type.typtype <> 'd'
@@ -192,15 +195,19 @@ _LEAVES: Final = """
 
 _ROUTING_COLUMNS: Final = """
     select root.oid, array_agg(distinct attribute.attname::text)
-    from unnest(%s::oid[]) as root (oid)
+    from unnest(%(oids)s::oid[]) as root (oid)
     cross join pg_partition_tree(root.oid) as tree
     join pg_partitioned_table as part on part.partrelid = tree.relid
     join pg_attribute as attribute on attribute.attrelid = tree.relid and (
         attribute.attnum = any (part.partattrs::int2[])
-        or attribute.attnum in (
-            select number[1]::int2
-            from regexp_matches(part.partexprs::text, ':varattno ([0-9]+)', 'g') as number
-        )
+        or case
+            when pg_column_size(part.partexprs) > %(largest)s
+            then attribute.attnum > 0 and not attribute.attisdropped
+            else attribute.attnum in (
+                select number[1]::int2
+                from regexp_matches(part.partexprs::text, ':varattno ([0-9]+)', 'g') as number
+            )
+        end
     )
     group by root.oid
 """
@@ -406,7 +413,8 @@ def _read_leaves(connection: Connection, oids: list[int]) -> dict[int, Leaves]:
         _, key = identities.get(index, (None, {}))
         equalities = {column: equality for column, (equality, _) in key.items()}
         leaves.setdefault(root, []).append(Leaf(QualifiedName(schema, name), oid, constraint, equalities))
-    routing = {root: frozenset(names) for root, names in connection.execute(_ROUTING_COLUMNS, (oids,))}
+    values = {"oids": oids, "largest": LARGEST_TREES}
+    routing = {root: frozenset(names) for root, names in connection.execute(_ROUTING_COLUMNS, values)}
     return {
         root: Leaves(routing.get(root, frozenset()), tuple(partitions)) for root, partitions in leaves.items()
     }
@@ -414,7 +422,8 @@ def _read_leaves(connection: Connection, oids: list[int]) -> dict[int, Leaves]:
 
 def _read_columns(connection: Connection, oids: list[int]) -> dict[int, list[tuple[object, ...]]]:
     columns: dict[int, list[tuple[object, ...]]] = {}
-    for oid, *column in connection.execute(_COLUMNS, (oids,)):
+    values = {"oids": oids, "largest": LARGEST_TREES}
+    for oid, *column in connection.execute(_COLUMNS, values):
         columns.setdefault(oid, []).append(tuple(column))
     return columns
 
