@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _IS_STANDBY: Final = "select pg_catalog.pg_is_in_recovery()"
 
 _ACQUIRED: Final[weakref.WeakKeyDictionary[Connection, dict[str, SessionLock]]] = weakref.WeakKeyDictionary()
-"""The locks that `release` can release, by subscription."""
+"""The locks that are held and `release` can release, by subscription; they refer to their connection."""
 
 
 @contextlib.contextmanager
@@ -51,6 +51,9 @@ def lock(connection: Connection, subscription: str, *, patience_seconds: int = 0
     try:
         yield
     finally:
+        del _ACQUIRED[connection][subscription]
+        if not _ACQUIRED[connection]:
+            del _ACQUIRED[connection]
         # If the connection is lost or in a failed transaction, the end of the session releases the lock.
         with contextlib.suppress(psycopg.Error):
             session_lock.release()

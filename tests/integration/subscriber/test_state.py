@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import psycopg
 import pytest
@@ -202,6 +204,25 @@ def test_a_held_lock_keeps_no_transaction_and_no_xid(subscriber: Database) -> No
             with subscription_lock.lock(first, "nsw"):
                 assert first.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
                 assert second.execute(xid).fetchall() == before
+
+
+def test_a_lock_that_was_held_does_not_keep_its_connection(subscriber: Database) -> None:
+    """A process that syncs for days opens one in each window."""
+    connection = opened(subscriber)
+    state_schema.install(connection)
+    with (
+        subscription_lock.lock(connection, "nsw"),
+        subscription_lock.lock(connection, "other"),
+        subscription_lock.release(connection, "nsw"),
+    ):
+        pass
+    connection.close()
+
+    kept = weakref.ref(connection)
+    del connection
+    gc.collect()
+
+    assert kept() is None
 
 
 def test_the_lock_is_released_after_an_error_inside_a_transaction(subscriber: Database) -> None:
