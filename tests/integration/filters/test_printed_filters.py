@@ -146,6 +146,7 @@ NODES: Final = (
 )  # fmt: skip
 
 _AT_ONCE: Final = 200
+INFINITE_INTERVALS_SINCE: Final = 170000
 
 
 @pytest.fixture
@@ -211,7 +212,14 @@ def test_constants_of_all_types_keep_their_values(many: FilteredTable) -> None:
     def literal(text: str) -> str:
         return "E'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
-    values = [(kind, literal(text)) for kind, texts in TYPES.items() for text in texts]
+    [(version,)] = many.database.rows("select current_setting('server_version_num')::int")
+    unknown = {("interval", "infinity")} if version < INFINITE_INTERVALS_SINCE else set()
+    values = [
+        (kind, literal(text))
+        for kind, texts in TYPES.items()
+        for text in texts
+        if (kind, text) not in unknown
+    ]
     confirm(many, [f"({text}::{kind}) is null" for kind, text in values])
     # All of them in one: each has to find its own.
     confirm(many, [" or ".join(f"({text}::{kind}) is null" for kind, text in values)])
