@@ -143,6 +143,7 @@ def _check_size(
     """
     if id(node) in sizes:
         return sizes[id(node)]
+    _refuse_compound_keys(node, file)
     inside = within | {id(node)}
     count, depth = 1, 1
     for _, line, value in _children(node):
@@ -159,6 +160,14 @@ def _check_size(
             raise InvalidConfiguration(f"{file}, line {line}: not a configuration: nested too deeply")
     sizes[id(node)] = _Size(count, depth)
     return sizes[id(node)]
+
+
+def _refuse_compound_keys(node: yaml.Node, file: Path) -> None:
+    """Refuse a key that is a list or a mapping; with aliases of aliases, its text has no bound."""
+    for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        if not isinstance(key, yaml.ScalarNode):
+            line = key.start_mark.line + 1
+            raise InvalidConfiguration(f"{file}, line {line}: a key must be a text", hint="Write a name.")
 
 
 def _refuse_nul(node: yaml.Node, file: Path) -> None:

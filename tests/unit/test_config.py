@@ -208,6 +208,7 @@ def test_an_object_store_is_left_as_it_is(tmp_path: Path) -> None:
         ),
         (("[p1, p2]", "[" * 3000 + "]" * 3000), 1, "nested too deeply"),
         (("[p1, p2]", "[" * 18 + "]" * 18), 8, "nested too deeply"),
+        (("[p1, p2]", "{? &a [x, y] : 1, ? [*a, *a] : 2}"), 8, "a key must be a text"),
         (("[p1, p2]", "[&a [[[[[[[[[1]]]]]]]]], [[[[[[[[[*a]]]]]]]]]]"), 8, "nested too deeply"),
     ],
 )
