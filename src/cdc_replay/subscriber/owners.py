@@ -103,8 +103,8 @@ _OWNERS: Final = """
     where class.oid = any (%(oids)s::oid[])
 """
 
-# A tree is searched by regular expressions, which take many times its size. Compressed, it is at most a
-# hundredth of that.
+# A tree is searched by regular expressions, which take many times its size. It is stored compressed, so its
+# stored size is checked before it is read.
 _WITH_CODE: Final = """
     with recursive relation (target, oid, relkind) as (
         select part.target, part.oid, relkind
