@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import TextIO
 
+from cdc_replay.arrow.freed_memory import release_freed_memory
 from cdc_replay.model.results import Json
 
 RunLine = Callable[[str], tuple[dict[str, Json] | None, str | None]]
@@ -26,6 +27,7 @@ def batch(lines: Iterable[str], out: TextIO, run_line: RunLine) -> None:
             answer["error"] = error
         out.write(json.dumps(answer, ensure_ascii=False) + "\n")
         out.flush()
+        release_freed_memory()
 
 
 def _run_guarded(run_line: RunLine, command: str) -> tuple[dict[str, Json] | None, str | None]:

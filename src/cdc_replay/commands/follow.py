@@ -21,6 +21,7 @@ from typing import Final
 
 import psycopg
 
+from cdc_replay.arrow.freed_memory import release_freed_memory
 from cdc_replay.capture.followers import connect_follower
 from cdc_replay.capture.slot_continuity import reachable_lsn
 from cdc_replay.commands.sync import sync
@@ -55,6 +56,7 @@ def follow(config: Config, subscriptions: Sequence[str], stop: threading.Event) 
                     if due := [name for name, state in followed.items() if state.is_due(position)]:
                         for result in sync(config, due, to_lsn=position):
                             followed[result.subscription].add(result, position)
+                        release_freed_memory()
                         check_jvm_runs(f'following publisher "{source.publisher}"')
                         backoff = _Backoff()
                     else:
