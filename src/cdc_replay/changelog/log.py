@@ -343,10 +343,14 @@ class ChangeLog:
     def split_lsn(self, window: Window, rows: int) -> Lsn:
         """The first LSN at which to split `window` into parts of about `rows` messages; else its end.
 
-        Split points do not depend on the window's start. A segment is never split.
+        Split points do not depend on the window's start. A segment is never split. Nothing is split off that
+        has no changes: a window of its own would wait until the one before is merged.
         """
-        inside = (end for end in self._changes.split_points(rows) if end > window.after.value)
-        return min(window.upto, Lsn(next(inside, window.upto.value)))
+        inside = (Lsn(end) for end in self._changes.split_points(rows) if end > window.after.value)
+        split = next(inside, window.upto)
+        if split < window.upto and self._changes.segments(Window(split, window.upto)):
+            return split
+        return window.upto
 
     def commits(self, window: Window) -> Iterator[CommittedTransaction]:
         """The transactions of `window` in commit order; non-transactional messages are skipped (R9.13)."""

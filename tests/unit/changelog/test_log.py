@@ -309,5 +309,14 @@ def test_a_long_window_is_split_at_segment_ends_that_do_not_depend_on_its_start(
     assert log.split_lsn(Window(Lsn(100), Lsn(150)), 1) == Lsn(110)
 
 
+def test_a_window_that_ends_after_the_last_transaction_is_not_split_there(log: ChangeLog) -> None:
+    """A pull may end between two transactions, such as after so much WAL."""
+    append(log, 120, transaction(110), transaction(115))
+    append(log, 140, transaction(130), transaction(135))
+    assert log.split_lsn(Window(Lsn(100), Lsn(140)), 2) == Lsn(115)
+    assert log.split_lsn(Window(Lsn(115), Lsn(140)), 2) == Lsn(140)
+    assert log.split_lsn(Window(Lsn(100), Lsn(129)), 2) == Lsn(129)
+
+
 def test_an_empty_log_is_not_split(log: ChangeLog) -> None:
     assert log.split_lsn(Window(Lsn(100), Lsn(200)), 1) == Lsn(200)
