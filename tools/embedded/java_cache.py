@@ -32,7 +32,7 @@ def exercise() -> None:
     session = spark_session("training")
     _exchange_pieces(session)
     for rows in (SMALL_WINDOW_ROWS - 1, SMALL_WINDOW_ROWS):
-        tune_for(session, rows)
+        tune_for(session, rows, is_packed=False)
         rows_in = session.range(rows).selectExpr("id", "cast(id as string) name", "timestamp_micros(id) at")
         filtered = rows_in.mapInArrow(_same, _SCHEMA).where(
             "id % 3 = 0 and name rlike '[0-9]+' or at < timestamp'2020-01-01' and length(name) > 2"

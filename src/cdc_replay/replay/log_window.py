@@ -16,7 +16,7 @@ from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import Relation, RelationId
 from cdc_replay.replay.decode import LogReader
 from cdc_replay.replay.route.routes import VersionedRelation
-from cdc_replay.spark.session import count_cores
+from cdc_replay.spark.session import count_cores, tune_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,5 +134,7 @@ def log_reader(change_log: ChangeLog, window: Window, *, cores: int) -> LogReade
 
 
 def decode_window(spark: SparkSession, change_log: ChangeLog, window: Window) -> DataFrame:
-    """The CHANGES of a window of the log."""
-    return log_reader(change_log, window, cores=count_cores(spark)).frame(spark)
+    """The CHANGES of a window of the log, with Spark tuned for them."""
+    reader = log_reader(change_log, window, cores=count_cores(spark))
+    tune_for(spark, reader.rows, is_packed=False)
+    return reader.frame(spark)

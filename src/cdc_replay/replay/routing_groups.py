@@ -69,7 +69,7 @@ def window_job(change_log: ChangeLog, window: Window, publisher_dsn: str) -> Win
     """The job of a window of the log, with Spark tuned for it."""
     spark = spark_session("cdc-replay")
     reader = log_reader(change_log, window, cores=count_cores(spark))
-    tune_for(spark, reader.rows)
+    tune_for(spark, reader.rows, is_packed=True)
     return WindowJob(spark, reader, publisher_dsn)
 
 
