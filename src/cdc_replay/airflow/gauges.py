@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 PREFIX: Final = "cdc_replay."
 """Before every name."""
+
+_UNUSUAL: Final = re.compile(r"[^A-Za-z0-9_./-]")
+_LONGEST_TAG: Final = 80
+_HASH_DIGITS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +61,15 @@ GAUGES: Final[Mapping[str, Gauge]] = {
     ),
 }  # fmt: skip
 """By name. An unknown value sets no gauge."""
+
+
+def tag_of(name: str) -> str:
+    """A name as the value of a tag, which every backend of Airflow sends as it is.
+
+    StatsD bears few characters and 250 of them: without a tag, tables would share one gauge, and owners of
+    tables choose names. Unusual and long names are told apart by their hash.
+    """
+    tag = _UNUSUAL.sub("_", name)[:_LONGEST_TAG]
+    if tag == name:
+        return tag
+    return f"{tag}-{hashlib.sha256(name.encode()).hexdigest()[:_HASH_DIGITS]}"

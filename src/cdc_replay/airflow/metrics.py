@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.configuration import conf
 from airflow.sdk.observability.stats import Stats
 
-from cdc_replay.airflow.gauges import GAUGES, PREFIX
+from cdc_replay.airflow.gauges import GAUGES, PREFIX, tag_of
 from cdc_replay.config import Config
 
 if TYPE_CHECKING:
@@ -59,5 +59,6 @@ def _set(name: str, value: float | None, owner: str, *parts: str) -> None:
     """Set a gauge of the object `owner`, or of these parts of it."""
     if value is not None:
         gauge = GAUGES[name]
-        tags = {gauge.tag: owner, **dict(zip(gauge.more_tags, parts, strict=True))}
+        names = zip((gauge.tag, *gauge.more_tags), (owner, *parts), strict=True)
+        tags = {tag: tag_of(name) for tag, name in names}
         Stats.gauge(f"{PREFIX}{name}", value, tags=tags)
