@@ -15,7 +15,9 @@ contexts exit can replace it; `is_asked_to_end` is true then too.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import os
 import signal
 import threading
@@ -75,6 +77,14 @@ def end_on_sigterm() -> None:
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     threading.Thread(target=_end_after_grace, args=(read_end,), name="termination", daemon=True).start()
     signal.signal(signal.SIGTERM, _terminate)
+
+
+def end_without_collecting() -> None:
+    """Have the interpreter end without collecting garbage, which takes 0.3 s of what a program of ours loads.
+
+    Contexts have exited by then, and functions of `atexit` have run.
+    """
+    atexit.register(gc.freeze)
 
 
 @contextlib.contextmanager

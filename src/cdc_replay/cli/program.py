@@ -45,7 +45,13 @@ from cdc_replay.terminal.output import (
     print_json,
     print_outcome,
 )
-from cdc_replay.termination import EXIT_CODE, Terminated, end_on_sigterm, is_asked_to_end
+from cdc_replay.termination import (
+    EXIT_CODE,
+    Terminated,
+    end_on_sigterm,
+    end_without_collecting,
+    is_asked_to_end,
+)
 
 # typer returns this code in place of a KeyboardInterrupt.
 _INTERRUPTED: Final = 130
@@ -125,6 +131,7 @@ def _describe_error(error: BaseException) -> tuple[str, int] | None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script."""
+    end_without_collecting()
     set_private_umask()
     end_on_sigterm()
     _take_any_text()

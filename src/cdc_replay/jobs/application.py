@@ -17,7 +17,7 @@ from cdc_replay.private_files import set_private_umask
 from cdc_replay.spark.exit_codes import errors_as_exit_codes
 from cdc_replay.spark.job_outcome import JobOutcome, write_outcome
 from cdc_replay.spark.session import running_application
-from cdc_replay.termination import end_on_sigterm, end_with_parent
+from cdc_replay.termination import end_on_sigterm, end_with_parent, end_without_collecting
 
 AnyResult = TypeVar("AnyResult", bound=Result)
 
@@ -38,6 +38,7 @@ def run(
     Raises:
         SystemExit: with a code of `ExitCode`, if the command raises an error of ours.
     """
+    end_without_collecting()
     set_private_umask()
     end_on_sigterm()
     end_with_parent()

@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from cdc_replay.spark.errors import SparkEnded
 from cdc_replay.spark.java import JVM_OPTIONS, local_environment
+from cdc_replay.spark.preloaded_daemon import DAEMON_MODULE, preload_daemon
 from cdc_replay.spark.server_session import current_server_session
 from cdc_replay.termination import finish_on_interrupt_again
 
@@ -47,7 +48,7 @@ DEFAULTS: Final[dict[str, str]] = {
     "spark.driver.extraJavaOptions": JVM_OPTIONS,
     # Shuffled volume is already compressed (`replay.compact.shuffle`).
     "spark.shuffle.compress": "false",
-    "spark.python.daemon.module": "cdc_replay.spark.worker_daemon",
+    "spark.python.daemon.module": DAEMON_MODULE,
     # Workers allocate and free arrays of megabytes. Returning that memory to the system each time costs a
     # fifth of their time for mapping and clearing; Spark ends idle workers after a minute.
     "spark.executorEnv.MIMALLOC_PURGE_DELAY": "-1",
@@ -89,6 +90,9 @@ def spark_session(name: str, *, conf: dict[str, str] | None = None) -> SparkSess
         prepare_environment()
         settings = {"spark.master": "local[*]"} | settings
         _start_jvm(settings)
+    if _forks_our_daemon_here(submitted | settings):
+        # Not before: the JVM's start is what everything waits for.
+        settings |= preload_daemon(submitted | settings)
     builder = SparkSession.builder.appName(name)
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -195,10 +199,15 @@ def prepare_environment() -> None:
         os.environ.setdefault(key, value)
 
 
-def _submitted_settings() -> set[str]:
+def _forks_our_daemon_here(settings: Mapping[str, str]) -> bool:
+    is_ours = settings.get("spark.python.daemon.module") == DAEMON_MODULE
+    return is_ours and settings["spark.master"].startswith("local")
+
+
+def _submitted_settings() -> dict[str, str]:
     # `spark-submit` starts the JVM first and passes its port to Python. Only that JVM knows the submitted
     # settings; a SparkConf created before the first context does not ask it.
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        return set()
+        return {}
     connected: Callable[[], Any] = launch_gateway
-    return {key for key, _ in SparkConf(_jvm=connected().jvm).getAll()}
+    return dict(SparkConf(_jvm=connected().jvm).getAll())

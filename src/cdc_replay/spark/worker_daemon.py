@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import gc
 import importlib
+import socket
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 from cdc_replay.private_files import set_private_umask
+from cdc_replay.spark.preloaded_daemon import hand_over, take_over
 
 _LOADED_BEFORE_THE_FORK = (
     "cdc_replay.replay.apply.staging",
@@ -46,10 +48,34 @@ def prefer_installed(package: str) -> None:
             sys.path_importer_cache.pop(archive, None)
 
 
-if __name__ == "__main__":
-    set_private_umask()
+def load() -> None:
+    """Load what workers need, before they are forked."""
     prefer_installed("pyspark")
     for name in _LOADED_BEFORE_THE_FORK:
         importlib.import_module(name)
     gc.freeze()
+
+
+def main() -> None:
+    """Fork workers for Spark, which has started this process, or will start one that hands over to it.
+
+    In the second case the argument is the socket's file descriptor.
+    """
+    set_private_umask()
+    if sys.argv[1].isdecimal():
+        load()
+        with socket.socket(fileno=int(sys.argv[1])) as listener, take_over(listener):
+            prefer_installed("pyspark")
+            fork_workers()
+    elif not hand_over():
+        load()
+        fork_workers()
+
+
+def fork_workers() -> None:
+    """Fork one whenever Spark asks for it, until Spark ends."""
     importlib.import_module("pyspark.daemon").manager()
+
+
+if __name__ == "__main__":
+    main()
