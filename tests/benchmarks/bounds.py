@@ -19,21 +19,33 @@ MIB_PER_GIB: Final = 1024
 
 @dataclass(frozen=True)
 class Bound:
-    """The most that `figure` may be; of workloads whose name matches, at their full size.
+    """The most that the `figure` of a run may be; of workloads whose name matches, at their full size.
 
+    `floor`: the figure of `FLOOR`, a run of the same steps without us. Where there is one, and it exceeds the
+    limit, the limit is `FLOOR_SHARE` of it.
     `is_always_judged`: whatever the size.
     """
 
     workloads: str
     what: str
-    figure: Callable[[Measured], float]
+    run: str
+    figure: Callable[[Measured, str], float]
     limit: float
+    floor: Callable[[Measured, str], float] | None = None
     is_always_judged: bool = False
 
     def applies_to(self, measured: Measured, size: int) -> bool:
         """Whether that measurement is judged by this."""
         is_full = self.is_always_judged or size >= WORKLOADS[measured.workload].size
         return is_full and fnmatchcase(measured.workload, self.workloads)
+
+    def judge(self, measured: Measured) -> Verdict:
+        """Judge a measurement that it applies to."""
+        figure, limit, floor = self.figure(measured, self.run), self.limit, None
+        if self.floor is not None and FLOOR in measured.runs:
+            floor = self.floor(measured, FLOOR)
+            limit = FLOOR_SHARE * floor if floor > limit else limit
+        return Verdict(measured.workload, self.what, round(figure, 3), round(limit, 3), floor)
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,7 @@ class Verdict:
     what: str
     figure: float
     limit: float
+    floor: float | None = None
 
     @property
     def holds(self) -> bool:
@@ -51,42 +64,47 @@ class Verdict:
         return self.figure <= self.limit
 
 
-def to_native(run: str) -> Callable[[Measured], float]:
+def to_native(measured: Measured, run: str) -> float:
     """A run's time as a multiple of the native one."""
-    return lambda measured: measured.runs[run] / measured.runs["native"]
+    return measured.runs[run] / measured.runs["native"]
 
 
-def seconds(run: str) -> Callable[[Measured], float]:
+def seconds(measured: Measured, run: str) -> float:
     """A run's time."""
-    return lambda measured: measured.runs[run]
+    return measured.runs[run]
 
 
-def memory_gib(run: str) -> Callable[[Measured], float]:
+def memory_gib(measured: Measured, run: str) -> float:
     """The peak of driver, JVM and workers."""
-    return lambda measured: measured.peaks[run].ours / MIB_PER_GIB
+    return measured.peaks[run].ours / MIB_PER_GIB
 
 
-def to_floor(run: str, *, start_seconds: float = 0.0) -> Callable[[Measured], float]:
-    """A run's time, without that of a start, as a multiple of what no reader of the slot falls short of.
+def to_reader(measured: Measured, run: str) -> float:
+    """A run's time as a multiple of native replication's, or of the slot's decoding time if that is more.
 
-    That is native replication, or the slot's own decoding speed where native is faster: it decodes less.
+    Native replication is faster than that where it decodes less.
     """
-
-    def figure(measured: Measured) -> float:
-        runs = measured.runs
-        floor = max(runs["native"], SLOT_SHARE * runs["pg_recvlogical"])
-        return (runs[run] - start_seconds) / floor
-
-    return figure
+    return measured.runs[run] / _reader_seconds(measured)
 
 
-def to_slot(run: str) -> Callable[[Measured], float]:
+def to_reader_after_start(measured: Measured, run: str) -> float:
+    """The same, of a run without what its start may take."""
+    return (measured.runs[run] - START_SECONDS) / _reader_seconds(measured)
+
+
+def _reader_seconds(measured: Measured) -> float:
+    return max(measured.runs["native"], SLOT_SHARE * measured.runs["pg_recvlogical"])
+
+
+def to_slot(measured: Measured, run: str) -> float:
     """A run's time as a multiple of the slot's decoding time."""
-    return lambda measured: measured.runs[run] / measured.runs["pg_recvlogical"]
+    return measured.runs[run] / measured.runs["pg_recvlogical"]
 
 
 SLOT_SHARE: Final = 1.15
 START_SECONDS: Final = 4.0
+FLOOR: Final = "floor"
+FLOOR_SHARE: Final = 1.5
 
 SINGLE_SUBSCRIPTIONS: Final = (
     "churn", "distinct_keys", "wide_rows", "many_tables", "flights*", "large_transactions", "single_pull_*",
@@ -95,31 +113,31 @@ SINGLE_SUBSCRIPTIONS: Final = (
 """Workloads of 300,000 changes and more, for one subscription."""
 
 WARM: Final = "warm / native"
-FLOOR: Final = "warm / max(native, 1.15 recvlogical)"
-COLD_FLOOR: Final = "(cold - 4 s) / max(native, 1.15 recvlogical)"
+WARM_READER: Final = "warm / max(native, 1.15 recvlogical)"
+COLD_READER: Final = "(cold - 4 s) / max(native, 1.15 recvlogical)"
 
 BOUNDS: Final[Sequence[Bound]] = (
-    *(Bound(name, FLOOR, to_floor("warm"), 1.0) for name in SINGLE_SUBSCRIPTIONS),
+    *(Bound(name, WARM_READER, "warm", to_reader, 1.0, floor=to_reader) for name in SINGLE_SUBSCRIPTIONS),
     *(
-        Bound(name, COLD_FLOOR, to_floor("cold", start_seconds=START_SECONDS), 1.0)
+        Bound(name, COLD_READER, "cold", to_reader_after_start, 1.0, floor=to_reader)
         for name in SINGLE_SUBSCRIPTIONS
     ),
-    Bound("hot_keys", WARM, to_native("warm"), 0.6),
-    Bound("small_transactions", WARM, to_native("warm"), 1.3),
-    Bound("subscriptions_8", "warm / recvlogical", to_slot("warm"), 1.0),
-    Bound("subscriptions_8_alike", WARM, to_native("warm"), 0.2),
-    Bound("large_transactions_8", WARM, to_native("warm"), 0.4),
-    Bound("copy_*", WARM, to_native("warm"), 1.0),
-    Bound("empty_window", "warm, seconds", seconds("warm"), 0.3, is_always_judged=True),
-    Bound("freshness", "follow, 95 % visible, seconds", seconds("follow"), 1.0),
-    Bound("freshness", "Airflow with a warm Spark, 95 % visible, seconds", seconds("airflow_warm"), 8.0),
-    Bound("freshness", "Airflow with spark-submit, 95 % visible, seconds", seconds("airflow_submit"), 20.0),
-    Bound("backfill", "dry run, seconds", seconds("dry_run"), 10.0),
-    Bound("backfill", "into the own subscriber, seconds", seconds("warm"), 10.0),
-    Bound("subscriptions_200", "status, seconds", seconds("status"), 2.0),
-    Bound("subscriptions_200", "parsing of the slowest DAG file, seconds", seconds("parse"), 1.0),
-    Bound("growth_1e7", "memory of cold, GiB", memory_gib("cold"), 3.0),
-    Bound("growth_1e7", "memory of warm, GiB", memory_gib("warm"), 3.0),
+    Bound("hot_keys", WARM, "warm", to_native, 0.6),
+    Bound("small_transactions", WARM, "warm", to_native, 1.3),
+    Bound("subscriptions_8", "warm / recvlogical", "warm", to_slot, 1.0),
+    Bound("subscriptions_8_alike", WARM, "warm", to_native, 0.2),
+    Bound("large_transactions_8", WARM, "warm", to_native, 0.4),
+    Bound("copy_*", WARM, "warm", to_native, 1.0),
+    Bound("empty_window", "warm, seconds", "warm", seconds, 0.3, is_always_judged=True),
+    Bound("freshness", "follow, 95 % visible, seconds", "follow", seconds, 1.0),
+    Bound("freshness", "Airflow with a warm Spark, 95 % visible, seconds", "airflow_warm", seconds, 8.0),
+    Bound("freshness", "Airflow with spark-submit, 95 % visible, seconds", "airflow_submit", seconds, 20.0),
+    Bound("backfill", "dry run, seconds", "dry_run", seconds, 10.0),
+    Bound("backfill", "into the own subscriber, seconds", "warm", seconds, 10.0),
+    Bound("subscriptions_200", "status, seconds", "status", seconds, 2.0, floor=seconds),
+    Bound("subscriptions_200", "parsing of the slowest DAG file, seconds", "parse", seconds, 1.0),
+    Bound("growth_1e7", "memory of cold, GiB", "cold", memory_gib, 3.0),
+    Bound("growth_1e7", "memory of warm, GiB", "warm", memory_gib, 3.0),
 )
 
 
@@ -127,4 +145,4 @@ def judged(measured: Measured, size: int) -> Iterator[Verdict]:
     """The bounds that apply to a measurement of `size` changes or rows."""
     for bound in BOUNDS:
         if bound.applies_to(measured, size):
-            yield Verdict(measured.workload, bound.what, round(bound.figure(measured), 3), bound.limit)
+            yield bound.judge(measured)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import pickle
 import sys
 import time
@@ -12,9 +14,11 @@ from unittest import mock
 import psycopg
 from psycopg import sql
 
+from benchmarks import pass_through
 from benchmarks.backlogs import Connection
+from benchmarks.pass_through import Plan
 from benchmarks.programs import Run, fresh, sampled
-from benchmarks.stand import Stand
+from benchmarks.stand import PUBLISHER, Stand
 from cdc_replay.capture.publications import publication_comments
 from cdc_replay.commands.status import status
 from cdc_replay.config import load_config
@@ -23,18 +27,9 @@ from cdc_replay.postgres.answers import SERVERS_AT_ONCE
 WHOLE_SLOT: Final = "whole"
 """A slot at the beginning of the backlog, which is read through publications without filters."""
 
-_START_SPARK: Final = """
-from pyspark.sql import SparkSession
+PIECE_BYTES: Final = 256 << 20
+"""Of WAL."""
 
-def same(batches):
-    yield from batches
-
-builder = SparkSession.builder.master("local[*]").config("spark.ui.enabled", "false")
-options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-session = builder.config("spark.driver.extraJavaOptions", options).getOrCreate()
-rows = session.range(0, 1000, numPartitions=2).mapInArrow(same, "id bigint")
-rows.repartition(2, "id").mapInArrow(same, "id bigint").collect()
-"""
 _ASK: Final = """
 import pickle, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -51,13 +46,11 @@ def ask(dsn):
 with ThreadPoolExecutor(at_once) as pool:
     list(pool.map(ask, databases))
 """
-_SEND_MESSAGES: Final = """
-    copy (
-        select lsn, xid, data from pg_logical_slot_peek_binary_changes(
-            {}, {}, null, 'proto_version', '1', 'publication_names', {}
-        )
-    ) to stdout (format binary)
+_BACKLOG: Final = """
+    select confirmed_flush_lsn, (%s::pg_lsn - confirmed_flush_lsn)::bigint
+    from pg_replication_slots where slot_name = %s
 """
+_BOUNDARY: Final = "select (%s::pg_lsn + %s::numeric)::text"
 _HASH_ALL: Final = """
     select count(*), sum(('x' || left(md5(convert_to(row(id)::text, 'UTF8')), 8))::bit(32)::bigint),
         sum(('x' || left(md5(convert_to(row(t.*)::text, 'UTF8')), 16))::bit(64)::bigint::numeric)
@@ -65,26 +58,29 @@ _HASH_ALL: Final = """
 """
 
 
-def start_spark(at: Stand) -> Run:
-    """A new process that starts Spark and runs one job with Python workers and a shuffle.
+def pass_slot_through(at: Stand, end: str) -> Run:
+    """Everything up to `end`, without row filters, through `pass_through`, from when Spark runs."""
+    with at.publisher_connection() as connection:
+        publications = ",".join(publication_comments(connection))
+        pieces = _divide_slot(connection, end)
+    plan = Plan(at.publisher.dsn(PUBLISHER), publications, str(at.folder), pieces)
+    file = at.folder / "pass_through.json"
+    file.write_text(json.dumps(dataclasses.asdict(plan)), encoding="utf-8")
+    run = fresh([sys.executable, pass_through.__file__, str(file)], at.folder, at.servers)
+    return dataclasses.replace(run, seconds=run.result["seconds"])
 
-    Java is the one that our commands start, with its ahead-of-time cache and their options.
-    """
-    return fresh([sys.executable, "-c", _START_SPARK], at.folder, at.servers)
 
-
-def send_whole_slot(at: Stand, end: str) -> Run:
-    """The publisher decodes everything up to `end`, in memory, and sends it; what comes is thrown away."""
-    with at.publisher_connection() as connection, sampled(None, at.servers) as sampler:
-        names = ",".join(publication_comments(connection))
-        connection.execute("set logical_decoding_work_mem = '1GB'")
-        send = sql.SQL(_SEND_MESSAGES).format(WHOLE_SLOT, end, names)
-        began = time.monotonic()
-        with connection.cursor().copy(send) as messages:
-            for _ in messages:
-                pass
-        seconds = time.monotonic() - began
-    return Run(seconds, sampler.peaks, {})
+def _divide_slot(connection: Connection, end: str) -> tuple[tuple[str, str], ...]:
+    """Slots at the beginnings of at least two pieces of the backlog, with the LSNs at which these end."""
+    [(begin, length)] = connection.execute(_BACKLOG, (end, WHOLE_SLOT)).fetchall()
+    count = max(2, round(length / PIECE_BYTES))
+    steps = [length * step // count for step in range(count + 1)]
+    boundaries = [connection.execute(_BOUNDARY, (begin, step)).fetchall()[0][0] for step in steps]
+    pieces = [(f"{WHOLE_SLOT}_{number}", upto) for number, upto in enumerate(boundaries[1:])]
+    for (slot, _), after in zip(pieces, boundaries, strict=False):
+        connection.execute("select pg_copy_logical_replication_slot(%s, %s)", (WHOLE_SLOT, slot))
+        connection.execute("select pg_replication_slot_advance(%s, %s)", (slot, after))
+    return tuple(pieces)
 
 
 def hash_both(at: Stand) -> Run:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from benchmarks.backlogs import SIX_COLUMNS, Connection, filled
 from benchmarks.beside_replay import measure_backfill, measure_many_subscriptions
-from benchmarks.floors import WHOLE_SLOT, hash_both, send_whole_slot, start_spark
+from benchmarks.floors import WHOLE_SLOT, hash_both, pass_slot_through
 from benchmarks.freshness import COMMITS_PER_SECOND, measure_sides
 from benchmarks.memory import Peaks
 from benchmarks.programs import ROOT, SUBMIT, Run, Session, fresh, sampled
@@ -90,9 +90,8 @@ def _catch_up(workload: CatchUp, size: int) -> Measured:
         runs["cold"] = fresh(at.command("sync", *at.names("cold")), at.folder, at.servers)
         at.write_out()
         runs["warm"] = session.run(at.line("sync", *at.names("warm")))
-        if workload.shows_floors:
-            runs["whole_slot"] = send_whole_slot(at, end)
-            runs["spark_start"] = start_spark(at)
+        if workload.shows_floor:
+            runs["floor"] = pass_slot_through(at, end)
         return _measured(workload, runs, _changes_read(runs["cold"].result), size_mib, at)
 
 
@@ -110,7 +109,7 @@ def _bring_together(workload: CatchUp, size: int, at: Stand, session: Session, s
         _step(at, session, sides)
         at.drain_natively(_position(connection))
         at.pause_natives()
-        for slot in ("drained", WHOLE_SLOT) if workload.shows_floors else ("drained",):
+        for slot in ("drained", WHOLE_SLOT) if workload.shows_floor else ("drained",):
             connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
     for side in ("native", *sides):
         for name in at.names(side):

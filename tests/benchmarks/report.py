@@ -149,7 +149,9 @@ def details(measured: Measured) -> str:
 def verdict_line(verdict: Verdict) -> str:
     """A bound in a line."""
     word = "holds" if verdict.holds else "BROKEN"
-    return f"{word:6} {verdict.workload}: {verdict.what} {verdict.figure:.2f}, at most {verdict.limit:.2f}"
+    floor = "" if verdict.floor is None else f"; {verdict.floor:.2f} without us"
+    figures = f"{verdict.figure:.2f}, at most {verdict.limit:.2f}{floor}"
+    return f"{word:6} {verdict.workload}: {verdict.what} {figures}"
 
 
 def _seconds(value: float | None) -> str:

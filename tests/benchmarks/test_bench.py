@@ -101,6 +101,21 @@ def test_a_bound_is_judged_at_full_size_only_and_a_broken_one_fails_the_run() ->
 
 
 @pytest.mark.usefixtures("demo_on_path")
+@pytest.mark.parametrize(
+    ("floor", "limit", "holds"), [(1.9, 2.0, False), (2.0, 2.0, False), (2.1, 3.15, True), (None, 2.0, False)]
+)
+def test_a_bound_below_what_the_steps_take_without_us_is_a_share_of_that(
+    floor: float | None, limit: float, holds: bool
+) -> None:
+    from benchmarks.bounds import judged
+    from benchmarks.measures import Measured
+
+    runs = {"status": 3.1, "parse": 0.5} | ({} if floor is None else {"floor": floor})
+    status, _ = judged(Measured("subscriptions_200", 200, 0, 0.0, runs, {}, {}, ()), 200)
+    assert (status.limit, status.holds, status.floor) == (limit, holds, floor)
+
+
+@pytest.mark.usefixtures("demo_on_path")
 def test_unequal_tables_fail_the_run() -> None:
     from benchmarks.measures import Measured
     from benchmarks.report import Report

@@ -33,7 +33,7 @@ ONE: Final = (("p",),)
 class CatchUp:
     """A backlog that is drained; `shows_capture`: by `capture` alone too.
 
-    `shows_floors`: what decoding the slot without filters, and a start of Spark, cost without us.
+    `shows_floor`: what it costs to pass its bytes through the same steps, without us.
     """
 
     name: str
@@ -42,7 +42,7 @@ class CatchUp:
     backlog: Backlog
     subscriptions: tuple[tuple[str, ...], ...] = ONE
     shows_capture: bool = False
-    shows_floors: bool = False
+    shows_floor: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,15 +150,15 @@ _ALL: Final[tuple[Workload, ...]] = (
             BACKLOGS["large_transactions"], shows_capture=True),
     CatchUp("large_transactions_8", "five transactions, half of the rows for each", 450_000,
             _large_transactions_for(8), _filters(8)),
-    CatchUp("single_pull_3e5", "churn", 300_000, BACKLOGS["churn"], shows_floors=True),
+    CatchUp("single_pull_3e5", "churn", 300_000, BACKLOGS["churn"]),
     CatchUp("single_pull_1e6", "churn", MILLION, BACKLOGS["churn"]),
     CatchUp("single_pull_2e6", "churn", 2 * MILLION, BACKLOGS["churn"]),
-    CatchUp("selective", "churn, one row of a hundred", MILLION, BACKLOGS["selective"], shows_floors=True),
+    CatchUp("selective", "churn, one row of a hundred", MILLION, BACKLOGS["selective"], shows_floor=True),
     CatchUp("one_key", "updates of one row", MILLION, BACKLOGS["one_key"]),
     CatchUp("flights", "the demo's year, all of it", 1_500_000, BACKLOGS["flights"],
             (("analytics_flights", "analytics_weather"),)),
     CatchUp("flights_filtered", "the demo's year through two row filters", 1_500_000, BACKLOGS["flights"],
-            (("late_flights", "one_airline"),), shows_floors=True),
+            (("late_flights", "one_airline"),), shows_floor=True),
     CatchUp("subscriptions_8", "each with a filter of its own", MILLION, _churn_for(8), _filters(8)),
     CatchUp("subscriptions_8_alike", "each to all rows", MILLION, BACKLOGS["churn"], ONE * 8),
     CatchUp("subscriptions_32", "each with a filter of its own", MILLION, _churn_for(32), _filters(32)),
