@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import logging
 import os
 import select
 import shutil
@@ -26,6 +27,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+
+logger = logging.getLogger(__name__)
 
 DAEMON_MODULE: Final = "cdc_replay.spark.worker_daemon"
 
@@ -50,30 +53,35 @@ _ACCEPTED: Final = b"+"
 def preload_daemon(settings: Mapping[str, str]) -> dict[str, str]:
     """Start a daemon that loads its modules; the settings with which the process that Spark starts finds it.
 
-    It ends with this process or, once it is Spark's, with that.
+    It ends with this process or, once it is Spark's, with that. Without one there are no such settings.
     """
-    folder = Path(tempfile.mkdtemp(prefix="cdc_replay_daemon_"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = folder / "socket"
-    with socket.socket(socket.AF_UNIX) as listener:
-        try:
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="cdc_replay_daemon_"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        path = folder / "socket"
+        with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
-        except OSError:  # such as for a path that is too long
-            return {}
-        listener.listen(1)
-        process = subprocess.Popen(  # noqa: S603 - this Python, and a module of ours
-            [sys.executable, "-m", DAEMON_MODULE, str(listener.fileno())],
-            # Nothing is written to it: it ends with this process, however that ends.
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[listener.fileno()],
-            env=_environment(settings),
-            process_group=0,
-        )
+            listener.listen(1)
+            process = _start(listener.fileno(), _environment(settings))
+    except OSError as error:
+        logger.info("no workers' daemon is loaded ahead: %s", error)
+        return {}
     # Until then the object must be kept, and its pipe with it.
     atexit.register(process.poll)
     return {f"{EXECUTOR_ENVIRONMENT}{SOCKET}": str(path)}
+
+
+def _start(listener: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603 - this Python, and a module of ours
+        [sys.executable, "-m", DAEMON_MODULE, str(listener)],
+        # Nothing is written to it: it ends with this process, however that ends.
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[listener],
+        env=environment,
+        process_group=0,
+    )
 
 
 def _environment(settings: Mapping[str, str]) -> dict[str, str]:

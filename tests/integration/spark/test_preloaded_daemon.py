@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from cdc_replay.spark.preloaded_daemon import DAEMON_MODULE, EXECUTOR_ENVIRONMENT, SOCKET
+from cdc_replay.spark.preloaded_daemon import DAEMON_MODULE, EXECUTOR_ENVIRONMENT, SOCKET, preload_daemon
 from cdc_replay.spark.session import DEFAULTS
 from embedded.java import spark_environment
 from fixtures.native import wait_for
@@ -151,6 +152,17 @@ def test_daemon_is_not_taken_by_a_process_of_another_environment(driver: Driver,
         assert port > 0
         assert listens(spark.pid, port)
         assert not driver.daemon_runs()
+
+
+@pytest.mark.parametrize("folder", ["x" * 120, "missing/folder"])
+def test_without_a_place_to_meet_no_daemon_is_preloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """Such as where the path of a socket would be too long."""
+    if "/" not in folder:
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))
+    assert preload_daemon(SETTINGS) == {}
 
 
 def listens(pid: int, port: int) -> bool:

@@ -32,7 +32,7 @@ def test_a_group_has_a_part_per_core_or_more_unless_the_window_is_small(
         (2, BYTES_PER_PART - 1, 2),
         (4, BYTES_PER_PART // 2 - 1, 2),
         (4, BYTES_PER_PART // 2, 0),
-        (8, BYTES_PER_PART // 4, 0),
+        (6, BYTES_PER_PART // 3 + 1, 0),
         (1, BYTES_PER_PART, 0),
     ],
 )
@@ -44,6 +44,24 @@ def test_a_small_window_has_no_shuffle_if_a_task_can_keep_the_changes_of_its_gro
 
 def test_a_window_of_many_changes_has_a_shuffle_however_few_their_bytes() -> None:
     assert WindowSize(SMALL_WINDOW_ROWS, 0, cores=2).whole_tasks(groups=1) == 0
+
+
+@pytest.mark.parametrize(
+    ("groups", "cores", "size_bytes", "tasks"),
+    [
+        (8, 2, 86 << 20, 2),
+        (9, 2, 86 << 20, 2),
+        (7, 2, 86 << 20, 0),  # fewer than four for each task
+        (8, 4, 86 << 20, 0),
+        (32, 8, 86 << 20, 8),
+        (8, 2, (128 << 20) - 1, 2),
+        (8, 2, 128 << 20, 0),  # more than a task may keep
+    ],
+)
+def test_a_window_of_many_changes_has_no_shuffle_for_many_groups(
+    groups: int, cores: int, size_bytes: int, tasks: int
+) -> None:
+    assert WindowSize(450_000, size_bytes, cores).whole_tasks(groups) == tasks
 
 
 @pytest.mark.parametrize(
