@@ -70,6 +70,10 @@ LOGGERS_OF_FAILURES: Final = (
 CHATTER: Final = b"WARNING: Using incubator modules: jdk.incubator.vector"
 """Java says so wherever Spark's launcher runs one that has the module, which only MLlib uses."""
 
+_first_session: Final = threading.Lock()
+"""Held from the first session of the process on: one daemon is preloaded, also if other threads, which do not
+see the active session, ask for one."""
+
 SMALL_WINDOW_ROWS: Final = 50_000
 ROWS_PER_PARTITION: Final = 500_000
 
@@ -90,7 +94,7 @@ def spark_session(name: str, *, conf: dict[str, str] | None = None) -> SparkSess
         prepare_environment()
         settings = {"spark.master": "local[*]"} | settings
         _start_jvm(settings)
-    if _forks_our_daemon_here(submitted | settings):
+    if _forks_our_daemon_here(submitted | settings) and _first_session.acquire(blocking=False):
         # Not before: the JVM's start is what everything waits for.
         settings |= preload_daemon(submitted | settings)
     builder = SparkSession.builder.appName(name)

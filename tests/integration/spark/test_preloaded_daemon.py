@@ -32,11 +32,13 @@ print(json.dumps({"settings": settings, "pid": started[0].pid}), flush=True)
 sys.stdin.read()
 """
 COUNTING: Final = """
-import os, sys
+import os, sys, threading
 from cdc_replay.spark import session as sessions
 
 preload = sessions.preload_daemon
+calls = []
 def preload_and_kill(settings):
+    calls.append(settings)
     found = preload(settings)
     if sys.argv[1] == "killed":
         os.system("pkill -KILL -f 'cdc_replay.spark.[w]orker_daemon [0-9]' -P %d" % os.getpid())
@@ -67,6 +69,10 @@ session = sessions.spark_session("test", conf={
 for _ in range(2):
     frame = session.range(0, 10, numPartitions=1).mapInArrow(look, "seen string")
     print(frame.collect()[0].seen)
+other = threading.Thread(target=sessions.spark_session, args=("test",))
+other.start()
+other.join()
+assert len(calls) == 1, calls
 """
 
 
