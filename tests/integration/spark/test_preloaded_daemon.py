@@ -32,18 +32,17 @@ print(json.dumps({"settings": settings, "pid": started[0].pid}), flush=True)
 sys.stdin.read()
 """
 COUNTING: Final = """
-import os, sys, threading
-from cdc_replay.spark import session as sessions
+import sys, threading
+from cdc_replay.spark import preloaded_daemon, session as sessions
 
-preload = sessions.preload_daemon
-calls = []
-def preload_and_kill(settings):
-    calls.append(settings)
-    found = preload(settings)
+start = preloaded_daemon._start
+started = []
+def start_and_kill(*words):
+    started.append(start(*words))
     if sys.argv[1] == "killed":
-        os.system("pkill -KILL -f 'cdc_replay.spark.[w]orker_daemon [0-9]' -P %d" % os.getpid())
-    return found
-sessions.preload_daemon = preload_and_kill
+        started[-1].kill()
+    return started[-1]
+preloaded_daemon._start = start_and_kill
 
 def look(batches):
     import json, os, sys
@@ -72,7 +71,7 @@ for _ in range(2):
 other = threading.Thread(target=sessions.spark_session, args=("test",))
 other.start()
 other.join()
-assert len(calls) == 1, calls
+assert len(started) == 1, started
 """
 
 
