@@ -104,7 +104,7 @@ def hand_over() -> bool:
     if path is None:
         return False
     start = {
-        "python": sys.executable,
+        "python": _python(),
         "arguments": sys.argv,
         "environment": dict(os.environ),
         "search_path": sys.path,
@@ -122,6 +122,11 @@ def hand_over() -> bool:
             with contextlib.suppress(OSError):
                 daemon.recv(1)
     return is_accepted
+
+
+def _python() -> list[str]:
+    """The same for each name of one Python, such as `python` and `python3` of an environment."""
+    return [sys.prefix, sys.version]
 
 
 def take_over(listener: socket.socket) -> socket.socket:
@@ -146,7 +151,7 @@ def take_over(listener: socket.socket) -> socket.socket:
         start = json.loads(sent.read())
     environment = start["environment"]
     differs = any(environment.get(name) != os.environ.get(name) for name in _READ_ONCE)
-    if differs or start["python"] != sys.executable:
+    if differs or start["python"] != _python():
         sys.exit()
     for received, own in zip(streams, _STREAMS, strict=True):
         os.dup2(received, own)

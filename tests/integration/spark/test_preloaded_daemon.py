@@ -77,9 +77,12 @@ assert len(started) == 1, started
 
 def run_job(how: str) -> tuple[dict[str, Any], ...]:
     """What two tasks, one after the other, have seen of the daemon that they were forked from."""
+    named = Path(sys.executable)
+    same_python = named.with_name("python3" if named.name == "python" else "python")
     done = subprocess.run(
         [sys.executable, "-c", COUNTING, how],
-        env=os.environ | spark_environment(), capture_output=True, text=True, check=False,
+        env=os.environ | spark_environment() | {"PYSPARK_PYTHON": str(same_python)},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return tuple(json.loads(line) for line in done.stdout.splitlines())
