@@ -207,8 +207,8 @@ class ChangeLog:
     def write(self, batches: Iterable[pa.RecordBatch]) -> tuple[Segment, ...]:
         """Write messages of `LOG_SCHEMA`, in order, to a durable file that no commit names yet.
 
-        Small batches are joined to row groups of up to `segment.ROW_GROUP_ROWS` rows or `ROW_GROUP_BYTES`
-        bytes. Without a message there is no file, and the result is empty.
+        Small batches are joined to row groups of `segment.ROW_GROUP_ROWS` rows or `ROW_GROUP_BYTES` bytes.
+        Without a message there is no file, and the result is empty.
 
         Raises:
             ChangeLogNotWritable: if the file cannot be written; it is deleted then.
@@ -335,10 +335,7 @@ class ChangeLog:
             ChangeLogPruned: if the window starts before the log.
             ChangeLogDamaged: if a segment is missing, truncated or has no readable footer.
         """
-        self.check_holds(window)
-        return tuple(
-            group for segment in self._changes.segments(window) for group in self._row_groups(segment, window)
-        )
+        return tuple(self._groups_in(window))
 
     def split_lsn(self, window: Window, rows: int) -> Lsn:
         """The first LSN at which to split `window` into parts of about `rows` messages; else its end.
@@ -348,9 +345,7 @@ class ChangeLog:
         """
         inside = (Lsn(end) for end in self._changes.split_points(rows) if end > window.after.value)
         split = next(inside, window.upto)
-        if split < window.upto and self._changes.segments(Window(split, window.upto)):
-            return split
-        return window.upto
+        return split if self._changes.segments(Window(split, window.upto)) else window.upto
 
     def commits(self, window: Window) -> Iterator[CommittedTransaction]:
         """The transactions of `window` in commit order; non-transactional messages are skipped (R9.13)."""
@@ -358,10 +353,7 @@ class ChangeLog:
 
     def first_commit(self, window: Window) -> CommittedTransaction | None:
         """The first transaction of `window`; reads no further."""
-        self.check_holds(window)
-        segments = self._changes.segments(window)
-        groups = (group for segment in segments for group in self._row_groups(segment, window))
-        return next(logged_commits(groups, window), None)
+        return next(logged_commits(self._groups_in(window), window), None)
 
     def relation_versions(self, window: Window) -> frozenset[int]:
         """The relation versions of the row changes of `window`; reads one small column."""
@@ -405,8 +397,7 @@ class ChangeLog:
     def prunable_segments(self, upto: Lsn, *, committed_by: int | None = None) -> tuple[Segment, ...]:
         """The first segments of the log that lie wholly at or before `upto`.
 
-        With `committed_by` (microseconds since 1970 UTC), only those whose transactions were all committed by
-        then.
+        With `committed_by` (microseconds since 1970 UTC), only those wholly committed by then.
 
         Raises:
             ChangeLogDamaged: if a segment has to be read for that, and cannot be.
@@ -489,6 +480,11 @@ class ChangeLog:
 
     def _catalogs(self) -> DurableTable:
         return DurableTable.open(self._location / "catalogs")
+
+    def _groups_in(self, window: Window) -> Iterator[RowGroup]:
+        self.check_holds(window)
+        for segment in self._changes.segments(window):
+            yield from self._row_groups(segment, window)
 
     def _row_groups(self, segment: Segment, window: Window) -> tuple[RowGroup, ...]:
         file = self._location / "changes" / segment.name
