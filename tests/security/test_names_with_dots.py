@@ -10,7 +10,8 @@ from typing import Final
 import pytest
 
 from cdc_replay.commands.status import status
-from cdc_replay.commands.validate import validate, validate_and_repair
+from cdc_replay.commands.validate import validate
+from cdc_replay.commands.validate_and_repair import validate_and_repair
 from cdc_replay.model.validation_scope import ValidationScope
 from fixtures.twin import Twin
 

@@ -60,7 +60,8 @@ def _validate(
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Prove that the subscriber is consistent, at one WAL position; with --repair, make it so."""
-    from cdc_replay.commands.validate import validate, validate_and_repair
+    from cdc_replay.commands.validate import validate
+    from cdc_replay.commands.validate_and_repair import validate_and_repair
 
     if dry_run and not repair:
         raise typer.BadParameter("--dry-run needs --repair: without it nothing is written anyway")

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from cdc_replay.commands.validate import validate, validate_and_repair
+from cdc_replay.commands.validate import validate
+from cdc_replay.commands.validate_and_repair import validate_and_repair
 from cdc_replay.errors import NotConfirmed
 from cdc_replay.model.results import TableReconciled, ValidateResult
 from cdc_replay.subscriber.history import last_validations

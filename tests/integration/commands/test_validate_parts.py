@@ -13,7 +13,8 @@ import pytest
 
 from cdc_replay.airflow.metrics import of_watch
 from cdc_replay.commands.status import repeated_status, status
-from cdc_replay.commands.validate import validate, validate_and_repair
+from cdc_replay.commands.validate import validate
+from cdc_replay.commands.validate_and_repair import validate_and_repair
 from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.proof import BUCKETS, ProofSummary

@@ -263,7 +263,8 @@ class ValidateOperator(TellsLineage, CommandOperator):
         self.is_dry_run = is_dry_run
 
     def run_command(self, config: Config, context: Context) -> Json:
-        from cdc_replay.commands.validate import validate, validate_and_repair
+        from cdc_replay.commands.validate import validate
+        from cdc_replay.commands.validate_and_repair import validate_and_repair
         from cdc_replay.terminal.results import repair_rows
 
         links, scope = report_links(self.subscription, context), self.scope()
