@@ -177,32 +177,58 @@ def may_have_truncated_a_member(pull: PullRange, truncated: Set[RelationId]) -> 
         return bool(truncated) or any(True for catalog in catalogs for _ in _all_members(catalog))
     if any(all(relation not in catalog.tables for catalog in catalogs) for relation in truncated):
         return True
-    captured = [_captured_leaves(catalog) for catalog in catalogs]
     members = {table.id for catalog in catalogs for table in _all_members(catalog)}
-    over_time = [[leaves.get(member, frozenset()) for leaves in captured] for member in members]
     if pull.is_exact:
-        return any(leaves <= truncated for versions in over_time for leaves in versions)
+        return any(_may_be_truncated(member, catalogs, truncated) for member in members)
     return any(
-        not truncated.isdisjoint(before | after) or before.isdisjoint(after)
-        for versions in over_time
-        for before, after in itertools.pairwise(versions)
+        not truncated.isdisjoint(before.get(member, ()))
+        or not truncated.isdisjoint(after.get(member, ()))
+        or before.get(member, frozenset()).isdisjoint(after.get(member, ()))
+        for before, after in itertools.pairwise(map(_captured_leaves, catalogs))
+        for member in members
+    )
+
+
+def _may_be_truncated(
+    member: RelationId, catalogs: Iterable[PublisherCatalog], truncated: Set[RelationId]
+) -> bool:
+    """Whether all leaves that the member has in one of the catalogs are truncated.
+
+    A leaf that is not, is usually the same in all of them. Where thousands of partitions are created in one
+    pull, there are as many catalogs with as many tables.
+    """
+    kept: RelationId | None = None
+    for catalog in catalogs:
+        if kept is None or not _is_captured_below(catalog, kept, member):
+            leaves = (leaf for leaf in catalog.tables if _is_captured_below(catalog, leaf, member))
+            kept = next((leaf for leaf in leaves if leaf not in truncated), None)
+        if kept is None:
+            return True
+    return False
+
+
+def _is_captured_below(catalog: PublisherCatalog, leaf: RelationId, member: RelationId) -> bool:
+    return leaf in catalog.tables and any(
+        ancestor.id == member for ancestor in _captured_ancestors(catalog, catalog.tables[leaf])
     )
 
 
 def _captured_leaves(catalog: PublisherCatalog) -> dict[RelationId, frozenset[RelationId]]:
     """By partitioned table the leaves below it whose TRUNCATEs the first peek receives."""
-    publication = catalog.publications.get(CAPTURE_PUBLICATIONS[PublishAction.TRUNCATE])
-    if publication is None:
-        return {}
     leaves: dict[RelationId, set[RelationId]] = {}
     for table in catalog.tables.values():
-        if table.parent is None or table.is_partitioned or not table.is_publishable:
-            continue
-        ancestors = catalog.ancestors(table.id)
-        if publishes(publication, table, ancestors):
-            for ancestor in ancestors:
-                leaves.setdefault(ancestor.id, set()).add(table.id)
+        for ancestor in _captured_ancestors(catalog, table):
+            leaves.setdefault(ancestor.id, set()).add(table.id)
     return {root: frozenset(relation_ids) for root, relation_ids in leaves.items()}
+
+
+def _captured_ancestors(catalog: PublisherCatalog, table: Table) -> tuple[Table, ...]:
+    """The partitioned tables above it, if it is a leaf whose TRUNCATEs the first peek receives."""
+    if table.parent is None or table.is_partitioned or not table.is_publishable:
+        return ()
+    publication = catalog.publications.get(CAPTURE_PUBLICATIONS[PublishAction.TRUNCATE])
+    ancestors = catalog.ancestors(table.id)
+    return ancestors if publication is not None and publishes(publication, table, ancestors) else ()
 
 
 def _all_members(catalog: PublisherCatalog) -> Iterator[Table]:
@@ -217,11 +243,10 @@ def _has_members(catalog: PublisherCatalog, name: str) -> bool:
 def _members(catalog: PublisherCatalog, name: str) -> tuple[Table, ...]:
     if not _has_contents(catalog, name):
         return ()
-    return tuple(
-        table
-        for table in catalog.tables.values()
-        if table.is_partitioned and _is_member(catalog, name, table)
-    )
+    publication = catalog.publications[name]
+    listed = (catalog.tables[relation] for relation in publication.memberships if relation in catalog.tables)
+    candidates = catalog.tables.values() if publication.all_tables or publication.schemas else listed
+    return tuple(table for table in candidates if table.is_partitioned and _is_member(catalog, name, table))
 
 
 def _is_member(catalog: PublisherCatalog, name: str, table: Table) -> bool:

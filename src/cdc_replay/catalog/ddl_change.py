@@ -47,7 +47,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -185,20 +185,29 @@ def _filtered(publications: Iterable[Publication]) -> set[RelationId]:
 
 
 def _merge_tables(catalog: PublisherCatalog, change: DdlChange) -> dict[RelationId, Table]:
-    tables: dict[RelationId, Table] = {}
-    for relation, table in catalog.tables.items():
-        if relation in change.touched_tables:
-            continue
-        if relation in change.tables:
-            tables[relation] = _merge_mentioned(table, change.tables[relation], change)
-        elif table.parent not in change.touched_tables or relation in change.partitions:
-            tables[relation] = table
-        elif not _is_unlogged_leaf(table):
-            tables[relation] = dataclasses.replace(table, parent=None)
+    # Copied as a whole: of thousands of tables, a command changes few.
+    tables = dict(catalog.tables)
+    for relation in change.touched_tables:
+        tables.pop(relation, None)
+    for table in _partitions_of(change.touched_tables, catalog):
+        if table.id in tables and table.id not in change.tables and table.id not in change.partitions:
+            if _is_unlogged_leaf(table):
+                del tables[table.id]
+            else:
+                tables[table.id] = dataclasses.replace(table, parent=None)
     for relation, table in change.tables.items():
         if relation in change.touched_tables:
             tables[relation] = _merge_touched(catalog.tables.get(relation), table, change)
+        elif relation in tables:
+            tables[relation] = _merge_mentioned(tables[relation], table, change)
     return tables
+
+
+def _partitions_of(relations: Set[RelationId], catalog: PublisherCatalog) -> tuple[Table, ...]:
+    known = (catalog.tables[relation] for relation in relations if relation in catalog.tables)
+    if not any(table.is_partitioned for table in known):
+        return ()
+    return tuple(table for table in catalog.tables.values() if table.parent in relations)
 
 
 def _merge_touched(previous: Table | None, new: Table, change: DdlChange) -> Table:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 import pytest
 
 from cdc_replay.capture.root_truncates import PullRange, may_have_truncated_a_member
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.publication import PublisherCatalog
+from cdc_replay.model.publication import Publication, PublisherCatalog, Table
 from cdc_replay.model.relation import RelationId
+from cdc_replay.publication.partition_root import publishes
 from fixtures.catalogs import catalog, listed, publication, table
 
 ROOT, MIDDLE, DEEP, SOUTH, PLAIN, OTHER = range(1, 7)
@@ -76,6 +77,31 @@ def test_all_leaves_of_one_catalog_suffice() -> None:
     assert may_have_truncated({DEEP}, FEWER)
     assert may_have_truncated({DEEP}, TREE, before=FEWER)
     assert not may_have_truncated({SOUTH}, FEWER, TREE)
+
+
+def test_the_leaf_that_is_not_truncated_may_be_another_one_in_each_catalog() -> None:
+    only_south = catalog(
+        WITHOUT_SOUTH[0], table(DEEP, "s.deep"), WITHOUT_SOUTH[3], SOUTH_OF_ROOT, publications=ROOTS
+    )
+    assert not may_have_truncated({PLAIN}, only_south, FEWER)
+    assert may_have_truncated({DEEP}, only_south, FEWER)
+
+
+def test_catalogs_in_between_do_not_cost_a_look_at_each_of_their_tables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where thousands of partitions are created between two pulls."""
+    looks: list[Table] = []
+
+    def count(publication: Publication, leaf: Table, ancestors: Sequence[Table]) -> bool:
+        looks.append(leaf)
+        return publishes(publication, leaf, ancestors)
+
+    monkeypatch.setattr("cdc_replay.capture.root_truncates.publishes", count)
+    leaves = [table(100 + index, f"s.leaf{index}", parent=ROOT) for index in range(50)]
+    growing = [catalog(*WITHOUT_SOUTH, *leaves[:size], publications=ROOTS) for size in range(1, 50)]
+    assert not may_have_truncated({PLAIN}, *growing)
+    assert len(looks) <= 2 * len(growing)
 
 
 def test_leaves_that_are_not_captured_do_not_count() -> None:
