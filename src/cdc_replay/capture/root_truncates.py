@@ -68,8 +68,8 @@ class RootTruncates:
 class PullRange:
     """The range of one pull, and the catalogs `before` (None if unknown) and after it (`now`).
 
-    `between` builds the known catalogs in between: many, after many DDL commands. `is_exact`: there were no
-    others, since event triggers report each.
+    `between` builds the known catalogs in between, one after the other: many, after many DDL commands.
+    `is_exact`: there were no others, since event triggers report each.
     """
 
     after: Lsn
@@ -79,11 +79,12 @@ class PullRange:
     between: Callable[[], Iterable[PublisherCatalog]]
     is_exact: bool
 
-    @property
-    def catalogs(self) -> tuple[PublisherCatalog, ...]:
+    def each_catalog(self) -> Iterator[PublisherCatalog]:
         """All known catalogs, in order."""
-        before = () if self.before is None else (self.before,)
-        return (*before, *self.between(), self.now)
+        if self.before is not None:
+            yield self.before
+        yield from self.between()
+        yield self.now
 
 
 class RootPeeks:
@@ -102,15 +103,19 @@ class RootPeeks:
             SlotMissing, SlotActive, SlotLost, PublicationMissing, MissingPrivilege: as for `peek`.
         """
         may_have_root = may_have_truncated_a_member(pull, first.truncated_in_peek)
-        # A publication may have had members only in between.
-        catalogs = pull.catalogs if first.has_prepared_ddl or may_have_root else ()
         # A prepared transaction may have created its members.
         may_have_member = _has_contents if first.has_prepared_ddl else _has_members
+        named = {
+            name
+            # A publication may have had members only in between.
+            for catalog in (pull.each_catalog() if first.has_prepared_ddl or may_have_root else ())
+            for name in ROOT_PUBLICATIONS
+            if may_have_member(catalog, name)
+        }
         peeks = [
             self._peek(name, pull, first.truncated_in_peek)
             for name in ROOT_PUBLICATIONS
-            if any(may_have_member(catalog, name) for catalog in catalogs)
-            or self._has_stored(name, first.decided_xids)
+            if name in named or self._has_stored(name, first.decided_xids)
         ]
         return RootTruncates(
             union_truncates(truncate for peeked in peeks for truncate in peeked.truncates),
@@ -172,39 +177,44 @@ def may_have_truncated_a_member(pull: PullRange, truncated: Set[RelationId]) -> 
 
     Such a statement truncates all of the leaves that the member has then (R2.13), maybe none.
     """
-    catalogs = pull.catalogs
+    members: set[RelationId] = set()
+    unknown = truncated
+    for catalog in pull.each_catalog():
+        members.update(table.id for table in _all_members(catalog))
+        unknown = {relation for relation in unknown if relation not in catalog.tables}
     if pull.before is None:
-        return bool(truncated) or any(True for catalog in catalogs for _ in _all_members(catalog))
-    if any(all(relation not in catalog.tables for catalog in catalogs) for relation in truncated):
-        return True
-    members = {table.id for catalog in catalogs for table in _all_members(catalog)}
+        return bool(truncated or members)
+    if unknown or not members:
+        return bool(unknown)
     if pull.is_exact:
-        return any(_may_be_truncated(member, catalogs, truncated) for member in members)
+        return any(_whole_trees(members, pull.each_catalog(), truncated))
     return any(
         not truncated.isdisjoint(before.get(member, ()))
         or not truncated.isdisjoint(after.get(member, ()))
         or before.get(member, frozenset()).isdisjoint(after.get(member, ()))
-        for before, after in itertools.pairwise(map(_captured_leaves, catalogs))
+        for before, after in itertools.pairwise(map(_captured_leaves, pull.each_catalog()))
         for member in members
     )
 
 
-def _may_be_truncated(
-    member: RelationId, catalogs: Iterable[PublisherCatalog], truncated: Set[RelationId]
-) -> bool:
-    """Whether all leaves that the member has in one of the catalogs are truncated.
+def _whole_trees(
+    members: Set[RelationId], catalogs: Iterable[PublisherCatalog], truncated: Set[RelationId]
+) -> Iterator[RelationId]:
+    """The members all of whose leaves in one of the catalogs are truncated.
 
-    A leaf that is not, is usually the same in all of them. Where thousands of partitions are created in one
-    pull, there are as many catalogs with as many tables.
+    A leaf that is not, is usually the same in all catalogs, so it is looked for only where it is not below
+    the member any more. Thousands of new partitions are as many catalogs with as many tables.
     """
-    kept: RelationId | None = None
-    for catalog in catalogs:
-        if kept is None or not _is_captured_below(catalog, kept, member):
+    left_out: dict[RelationId, RelationId] = {}
+    for catalog, member in ((catalog, member) for catalog in catalogs for member in members):
+        leaf = left_out.get(member)
+        if leaf is None or not _is_captured_below(catalog, leaf, member):
             leaves = (leaf for leaf in catalog.tables if _is_captured_below(catalog, leaf, member))
-            kept = next((leaf for leaf in leaves if leaf not in truncated), None)
-        if kept is None:
-            return True
-    return False
+            leaf = next((leaf for leaf in leaves if leaf not in truncated), None)
+        if leaf is None:
+            yield member
+        else:
+            left_out[member] = leaf
 
 
 def _is_captured_below(catalog: PublisherCatalog, leaf: RelationId, member: RelationId) -> bool:

@@ -33,7 +33,7 @@ import dataclasses
 import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from cdc_replay.catalog.ddl_change import apply_ddl_change, parse_ddl_change
@@ -111,14 +111,15 @@ class CatalogHistory:
         Raises:
             ChangeLogDamaged: if there is no version, or a required one cannot be read.
         """
-        first = self._version_at(window.after)
-        last = self._version_at(window.upto)
-        version_ids = [
-            version_id
-            for version_id, version in enumerate(self.versions[: last + 1])
-            if version.owner in window or (version.owner == FOR_ALL and version_id >= first)
-        ]
-        return self.catalogs_of(version_ids)
+        return self.catalogs_of(self._ids_within(window))
+
+    def each_within(self, window: Window) -> Iterator[PublisherCatalog]:
+        """The catalogs of `within`, of which only the last one is kept: thousands may be gigabytes.
+
+        Raises:
+            ChangeLogDamaged: as `within`.
+        """
+        return (catalog for _, catalog in self._build(self._ids_within(window)))
 
     def is_full_catalog(self, version_id: int) -> bool:
         """Whether the version is a full catalog, which may have been read after it became valid."""
@@ -139,11 +140,11 @@ class CatalogHistory:
             if self._visible_from[index] < upto:
                 yield catalog_from_json(self._entries[index].text)
 
-    def _entries_upto(self, lsn: Lsn) -> Sequence[CatalogEntry]:
-        """The last full catalog at or before `lsn`, or the first, and the DDL changes after it."""
+    def _range_upto(self, lsn: Lsn) -> range:
+        """The entries from the last full catalog at or before `lsn`, or the first, to the last DDL change."""
         stop = max(bisect.bisect_right(self._visible_from, lsn), self._full_indexes[0] + 1)
         full_index = self._full_indexes[bisect.bisect_left(self._full_indexes, stop) - 1]
-        return self._entries[full_index:stop]
+        return range(full_index, stop)
 
     def _version_at(self, lsn: Lsn) -> int:
         if not self._full_indexes:
@@ -161,18 +162,31 @@ class CatalogHistory:
         Raises:
             ChangeLogDamaged: if there is no version, or a required one cannot be read.
         """
-        ordered = sorted(version_ids)
-        versions = [self.versions[version_id] for version_id in ordered]
-        positions = sorted({version.from_lsn for version in versions})
-        base_catalogs = {lsn: _recent_catalogs.after(self._entries_upto(lsn)) for lsn in positions}
-        own_replays = _transaction_replays(self._entries, {version.owner for version in versions})
-        catalogs: dict[int, PublisherCatalog] = {}
-        for version_id, version in zip(ordered, versions, strict=True):
-            catalog = base_catalogs[version.from_lsn]
-            if version.owner in own_replays:
-                catalog = own_replays[version.owner].at(version.from_lsn, catalog)
-            catalogs[version_id] = dataclasses.replace(catalog, lsn=version.from_lsn)
-        return catalogs
+        return dict(self._build(sorted(version_ids)))
+
+    def _ids_within(self, window: Window) -> Sequence[int]:
+        first = self._version_at(window.after)
+        last = self._version_at(window.upto)
+        return [
+            version_id
+            for version_id, version in enumerate(self.versions[: last + 1])
+            if version.owner in window or (version.owner == FOR_ALL and version_id >= first)
+        ]
+
+    def _build(self, version_ids: Sequence[int]) -> Iterator[tuple[int, PublisherCatalog]]:
+        own_changes = _changes_by_owner(
+            self._entries, {self.versions[version_id].owner for version_id in version_ids}
+        )
+        base, replay = _GrowingCatalog(), _TransactionReplay(FOR_ALL)
+        for version_id in version_ids:
+            version = self.versions[version_id]
+            catalog = base.after(self._entries, self._range_upto(version.from_lsn))
+            if version.owner in own_changes:
+                # The versions of an owner follow each other.
+                if replay.owner != version.owner:
+                    replay = _TransactionReplay(version.owner, own_changes[version.owner])
+                catalog = replay.at(version.from_lsn, catalog)
+            yield version_id, dataclasses.replace(catalog, lsn=version.from_lsn)
 
 
 class _RecentCatalogs:
@@ -205,10 +219,30 @@ _recent_catalogs: Final = _RecentCatalogs()
 
 
 @dataclass(slots=True)
+class _GrowingCatalog:
+    """Builds the catalogs that all transactions see, each from the one before if that is possible."""
+
+    _catalog: PublisherCatalog | None = None
+    _entries: range = range(0)
+
+    def after(self, entries: Sequence[CatalogEntry], until: range) -> PublisherCatalog:
+        """The catalog after the entries of this range: a full one and DDL changes in order."""
+        is_longer = until.start == self._entries.start and until.stop >= self._entries.stop
+        if self._catalog is None or not is_longer:
+            self._catalog = _recent_catalogs.after(entries[until.start : until.stop])
+        else:
+            for entry in entries[self._entries.stop : until.stop]:
+                self._catalog = _apply_entry(self._catalog, entry)
+        self._entries = until
+        return self._catalog
+
+
+@dataclass(slots=True)
 class _TransactionReplay:
     """Builds the catalogs that one transaction sees, in order of position."""
 
-    changes: list[CatalogEntry] = field(default_factory=list)
+    owner: Lsn
+    changes: Sequence[CatalogEntry] = ()
     """In order of position."""
     _base: PublisherCatalog | None = None
     _catalog: PublisherCatalog | None = None
@@ -238,12 +272,14 @@ def _list_versions(ordered: Sequence[CatalogEntry]) -> Iterator[CatalogVersion]:
         yield CatalogVersion(FOR_ALL, position)
 
 
-def _transaction_replays(entries: Iterable[CatalogEntry], owners: Set[Lsn]) -> dict[Lsn, _TransactionReplay]:
-    replays: dict[Lsn, _TransactionReplay] = {}
+def _changes_by_owner(
+    entries: Iterable[CatalogEntry], owners: Set[Lsn]
+) -> Mapping[Lsn, Sequence[CatalogEntry]]:
+    changes: dict[Lsn, list[CatalogEntry]] = {}
     for entry in entries:
         if entry.owner is not None and entry.owner in owners:
-            replays.setdefault(entry.owner, _TransactionReplay()).changes.append(entry)
-    return replays
+            changes.setdefault(entry.owner, []).append(entry)
+    return changes
 
 
 def _visible_from(entry: CatalogEntry) -> Lsn:

@@ -21,7 +21,6 @@ which bounds the work of readers. All of it is written before the commit of its 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -63,14 +62,14 @@ class _DdlMessage:
 class PullCatalogs:
     """The catalog rows that a pull adds to the log, and the catalogs `before` it, if known, and after it.
 
-    `between` builds the catalogs of the pull's range, once. `is_exact`: event triggers have reported each of
-    them; one that they missed may have been read from the server.
+    `between` builds the catalogs of the pull's range, one after the other. `is_exact`: event triggers have
+    reported each of them; one that they missed may have been read from the server.
     """
 
     added: tuple[CatalogRow, ...]
     before: PublisherCatalog | None
     now: PublisherCatalog
-    between: Callable[[], tuple[PublisherCatalog, ...]]
+    between: Callable[[], Iterable[PublisherCatalog]]
     is_exact: bool
     messages: tuple[_DdlMessage, ...]
     is_audited: bool
@@ -169,9 +168,8 @@ class CatalogTracker:
             added += _checkpoint([*self._versions, *added])
         history = CatalogHistory([*self._versions, *added])
 
-        @functools.cache
-        def between() -> tuple[PublisherCatalog, ...]:
-            return tuple(history.within(pull).values()) if parsed else ()
+        def between() -> Iterable[PublisherCatalog]:
+            return history.each_within(pull) if parsed else ()
 
         now = history.at(pull.upto)
         return PullCatalogs(tuple(added), before, now, between, is_exact, parsed, bool(audit))
