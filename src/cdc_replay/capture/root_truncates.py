@@ -187,7 +187,7 @@ def may_have_truncated_a_member(pull: PullRange, truncated: Set[RelationId]) -> 
     if unknown or not members:
         return bool(unknown)
     if pull.is_exact:
-        return any(_whole_trees(members, pull.each_catalog(), truncated))
+        return any(True for _ in _whole_trees(members, pull.each_catalog(), truncated))
     return any(
         not truncated.isdisjoint(before.get(member, ()))
         or not truncated.isdisjoint(after.get(member, ()))
@@ -206,15 +206,16 @@ def _whole_trees(
     the member any more. Thousands of new partitions are as many catalogs with as many tables.
     """
     left_out: dict[RelationId, RelationId] = {}
-    for catalog, member in ((catalog, member) for catalog in catalogs for member in members):
-        leaf = left_out.get(member)
-        if leaf is None or not _is_captured_below(catalog, leaf, member):
-            leaves = (leaf for leaf in catalog.tables if _is_captured_below(catalog, leaf, member))
-            leaf = next((leaf for leaf in leaves if leaf not in truncated), None)
-        if leaf is None:
-            yield member
-        else:
-            left_out[member] = leaf
+    for catalog in catalogs:
+        for member in members:
+            leaf = left_out.get(member)
+            if leaf is None or not _is_captured_below(catalog, leaf, member):
+                leaves = (leaf for leaf in catalog.tables if _is_captured_below(catalog, leaf, member))
+                leaf = next((leaf for leaf in leaves if leaf not in truncated), None)
+            if leaf is None:
+                yield member
+            else:
+                left_out[member] = leaf
 
 
 def _is_captured_below(catalog: PublisherCatalog, leaf: RelationId, member: RelationId) -> bool:
