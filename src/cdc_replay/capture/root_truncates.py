@@ -187,7 +187,7 @@ def may_have_truncated_a_member(pull: PullRange, truncated: Set[RelationId]) -> 
     if unknown or not members:
         return bool(unknown)
     if pull.is_exact:
-        return any(True for _ in _whole_trees(members, pull.each_catalog(), truncated))
+        return _has_whole_tree(members, pull.each_catalog(), truncated)
     return any(
         not truncated.isdisjoint(before.get(member, ()))
         or not truncated.isdisjoint(after.get(member, ()))
@@ -197,10 +197,10 @@ def may_have_truncated_a_member(pull: PullRange, truncated: Set[RelationId]) -> 
     )
 
 
-def _whole_trees(
+def _has_whole_tree(
     members: Set[RelationId], catalogs: Iterable[PublisherCatalog], truncated: Set[RelationId]
-) -> Iterator[RelationId]:
-    """The members all of whose leaves in one of the catalogs are truncated.
+) -> bool:
+    """Whether all leaves that a member has in one of the catalogs are truncated.
 
     A leaf that is not, is usually the same in all catalogs, so it is looked for only where it is not below
     the member any more. Thousands of new partitions are as many catalogs with as many tables.
@@ -213,9 +213,9 @@ def _whole_trees(
                 leaves = (leaf for leaf in catalog.tables if _is_captured_below(catalog, leaf, member))
                 leaf = next((leaf for leaf in leaves if leaf not in truncated), None)
             if leaf is None:
-                yield member
-            else:
-                left_out[member] = leaf
+                return True
+            left_out[member] = leaf
+    return False
 
 
 def _is_captured_below(catalog: PublisherCatalog, leaf: RelationId, member: RelationId) -> bool:
