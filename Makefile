@@ -24,7 +24,7 @@ help: ## list the targets
 
 env: $(STAMP) ## create or update the environment in .venv
 
-$(STAMP): requirements.lock requirements-dev.lock requirements-build.lock pyproject.toml
+$(STAMP): requirements.lock requirements-dev.lock requirements-build.lock pyproject.toml src/cdc_replay/spark/java.py
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 	    || { echo "Python 3.11, 3.12 or 3.13 is needed; give it as PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \

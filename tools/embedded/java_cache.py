@@ -13,17 +13,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import IntegerType
 
 from cdc_replay.spark.java import JVM_OPTIONS, TRAINING, cache_file, local_environment
 from cdc_replay.spark.session import SMALL_WINDOW_ROWS, spark_session, tune_for
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 PATIENCE_SECONDS: Final = 600
-_PIECES: Final = "part int, piece binary"
+_PIECES: Final = pa.schema([("part", pa.int32()), ("piece", pa.binary())])
 _SCHEMA: Final = "id bigint, name string, at timestamp"
 
 
@@ -43,8 +45,10 @@ def exercise() -> None:
 
 def _exchange_pieces(session: SparkSession) -> None:
     """Send bytes from Python to Python by partition id, as windows do."""
-    pieces = session.range(0, 6, numPartitions=6).mapInArrow(_pieces, _PIECES)
-    pieces.repartitionById(2, F.col("part")).mapInArrow(_same, _PIECES).collect()
+    schema = from_arrow_schema(_PIECES)
+    pieces = session.range(0, 6, numPartitions=6).mapInArrow(_pieces, schema)
+    task = F.floor(F.col("part") * 1.0 / 3).cast(IntegerType())
+    pieces.repartitionById(2, task).mapInArrow(_same, schema).collect()
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

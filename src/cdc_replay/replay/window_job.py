@@ -29,14 +29,16 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import IntegerType
 
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.subscription import ConflictPolicy, OriginPolicy
-from cdc_replay.replay.apply.staging import PARTS, PARTS_DDL, StagedTable, Stager, collect_staged, stage_with
+from cdc_replay.replay.apply.staging import PARTS, StagedTable, Stager, collect_staged, stage_with
 from cdc_replay.replay.compact import NO_FACTS, FoldRules, NullRule, Revision, WindowFacts, fold_rules
 from cdc_replay.replay.compact.chunk_facts import ChunkFacts, chunk_facts
 from cdc_replay.replay.compact.shuffle import (
-    PIECES_DDL,
+    PIECES,
     PartitionAssignment,
     ShuffleWriter,
     fold_deferred,
@@ -59,7 +61,6 @@ _ROWS_PER_SHARE: Final = 2_000
 """Fewer deferred changes are not worth another task."""
 
 _RESULT: Final = pa.schema([("group", pa.int32()), ("stager", pa.int32()), ("facts", pa.binary()), *PARTS])
-_RESULT_DDL: Final = f"group int, stager int, facts binary, {PARTS_DDL}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +157,18 @@ class WindowJob:
         size = self._size()
         if self.entries is None and (whole_tasks := size.whole_tasks(len(rounds))):
             tasks = self.session.range(0, whole_tasks, numPartitions=whole_tasks)
-            return tasks.mapInArrow(_WholeTask(map_task, reduce_task, whole_tasks).run, _RESULT_DDL)
+            whole_task = _WholeTask(map_task, reduce_task, whole_tasks)
+            return tasks.mapInArrow(whole_task.run, from_arrow_schema(_RESULT))
         tasks = self.reader.task_ids(self.session)
         if self.entries is not None:
             tasks = self.entries.by_task(self.reader)
-        pieces = tasks.mapInArrow(map_task.run, PIECES_DDL)
+        pieces = tasks.mapInArrow(map_task.run, from_arrow_schema(PIECES))
         subscriptions = sum(max(1, len(group_round.group.stagers)) for group_round in rounds)
         count = len(rounds) * size.tasks_per_group(len(rounds), subscriptions)
-        task = F.expr(f"cast(part as bigint) * {count} div {parts * len(rounds)}").cast("int")
+        # No text of SQL here or in the schemas: a new JVM needs a third of a second for its first parse.
+        task = F.floor(F.col("part") * float(count) / (parts * len(rounds))).cast(IntegerType())
         shuffled = pieces.repartitionById(count, task) if count > 1 else pieces.coalesce(1)
-        return shuffled.mapInArrow(reduce_task.run, _RESULT_DDL)
+        return shuffled.mapInArrow(reduce_task.run, from_arrow_schema(_RESULT))
 
     def _size(self) -> WindowSize:
         size_bytes = self.reader.size_bytes + (0 if self.entries is None else self.entries.size_bytes)
@@ -355,7 +358,7 @@ class _DeferredFold:
 
     def job(self, session: SparkSession) -> DataFrame:
         count = len(self.groups) * self.shares
-        return session.range(0, count, numPartitions=count).mapInArrow(self.run, _RESULT_DDL)
+        return session.range(0, count, numPartitions=count).mapInArrow(self.run, from_arrow_schema(_RESULT))
 
     def run(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in tasks:

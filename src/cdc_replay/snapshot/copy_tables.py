@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.failpoints import failpoint
@@ -68,6 +69,8 @@ logger = logging.getLogger(__name__)
 
 TASK_BYTES: Final = 32 * 1024 * 1024
 """Small chunks share a task and its two connections up to this size,"""
+
+_RESULT: Final = pa.schema([("result", pa.binary())])
 
 TASK_CHUNKS: Final = 16
 """and up to this number."""
@@ -156,7 +159,7 @@ class _CopyTask:
         for batch in tasks:
             for task_id in batch.column("id").to_pylist():
                 for result in copy_chunks(self.settings, self.groups[task_id]):
-                    yield pa.RecordBatch.from_pydict({"result": [pickle.dumps(result)]})
+                    yield pa.RecordBatch.from_pydict({"result": [pickle.dumps(result)]}, _RESULT)
 
 
 class _Run:
@@ -182,7 +185,9 @@ class _Run:
         settings = self._request.settings(min(len(groups), count_cores(self._spark)))
         with report_progress_while(settings, self._plans, report):
             ids = self._spark.range(0, len(groups), numPartitions=len(groups))
-            rows = ids.mapInArrow(_CopyTask(settings, tuple(groups)).run, "result binary").collect()
+            rows = ids.mapInArrow(
+                _CopyTask(settings, tuple(groups)).run, from_arrow_schema(_RESULT)
+            ).collect()
         # Pickled by our own tasks, like all results of Spark jobs.
         results: Iterator[ChunkResult] = (pickle.loads(bytes(row["result"])) for row in rows)  # noqa: S301
         for result in results:

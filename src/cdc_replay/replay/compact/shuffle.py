@@ -59,7 +59,6 @@ from cdc_replay.replay.compact.window_facts import WindowFacts, truncations_in_o
 from cdc_replay.replay.contingent_changes import dump_batch, load_batch
 
 PIECES: Final = pa.schema([("part", pa.int32()), ("chunk", pa.int32()), ("piece", pa.binary())])
-PIECES_DDL: Final = "part int, chunk int, piece binary"
 """Rows with a negative `chunk` are no changes: -1 has facts, -2 voids the round, -3 has the hashes of moved
 keys, -4 the last chunk with a TRUNCATE by target."""
 
