@@ -21,8 +21,8 @@ MIB_PER_GIB: Final = 1024
 class Bound:
     """The most that the `figure` of a run may be; of workloads whose name matches, at their full size.
 
-    `floor`: the figure of `FLOOR`, a run of the same steps without us. Where there is one, and it exceeds the
-    limit, the limit is `FLOOR_SHARE` of it.
+    `floor`: a run of the same steps without us. Where there is one, and its figure exceeds the limit, the
+    limit is `FLOOR_SHARE` of it.
     `is_always_judged`: whatever the size.
     """
 
@@ -31,7 +31,7 @@ class Bound:
     run: str
     figure: Callable[[Measured, str], float]
     limit: float
-    floor: Callable[[Measured, str], float] | None = None
+    floor: str | None = None
     is_always_judged: bool = False
 
     def applies_to(self, measured: Measured, size: int) -> bool:
@@ -42,8 +42,8 @@ class Bound:
     def judge(self, measured: Measured) -> Verdict:
         """Judge a measurement that it applies to."""
         figure, limit, floor = self.figure(measured, self.run), self.limit, None
-        if self.floor is not None and FLOOR in measured.runs:
-            floor = self.floor(measured, FLOOR)
+        if self.floor is not None and self.floor in measured.runs:
+            floor = self.figure(measured, self.floor)
             limit = FLOOR_SHARE * floor if floor > limit else limit
         return Verdict(measured.workload, self.what, round(figure, 3), round(limit, 3), floor)
 
@@ -103,7 +103,6 @@ def to_slot(measured: Measured, run: str) -> float:
 
 SLOT_SHARE: Final = 1.15
 START_SECONDS: Final = 4.0
-FLOOR: Final = "floor"
 FLOOR_SHARE: Final = 1.5
 
 SINGLE_SUBSCRIPTIONS: Final = (
@@ -117,9 +116,9 @@ WARM_READER: Final = "warm / max(native, 1.15 recvlogical)"
 COLD_READER: Final = "(cold - 4 s) / max(native, 1.15 recvlogical)"
 
 BOUNDS: Final[Sequence[Bound]] = (
-    *(Bound(name, WARM_READER, "warm", to_reader, 1.0, floor=to_reader) for name in SINGLE_SUBSCRIPTIONS),
+    *(Bound(name, WARM_READER, "warm", to_reader, 1.0, floor="floor") for name in SINGLE_SUBSCRIPTIONS),
     *(
-        Bound(name, COLD_READER, "cold", to_reader_after_start, 1.0, floor=to_reader)
+        Bound(name, COLD_READER, "cold", to_reader_after_start, 1.0, floor="cold floor")
         for name in SINGLE_SUBSCRIPTIONS
     ),
     Bound("hot_keys", WARM, "warm", to_native, 0.6),
@@ -134,7 +133,7 @@ BOUNDS: Final[Sequence[Bound]] = (
     Bound("freshness", "Airflow with spark-submit, 95 % visible, seconds", "airflow_submit", seconds, 20.0),
     Bound("backfill", "dry run, seconds", "dry_run", seconds, 10.0),
     Bound("backfill", "into the own subscriber, seconds", "warm", seconds, 10.0),
-    Bound("subscriptions_200", "status, seconds", "status", seconds, 2.0, floor=seconds),
+    Bound("subscriptions_200", "status, seconds", "status", seconds, 2.0, floor="floor"),
     Bound("subscriptions_200", "parsing of the slowest DAG file, seconds", "parse", seconds, 1.0),
     Bound("growth_1e7", "memory of cold, GiB", "cold", memory_gib, 3.0),
     Bound("growth_1e7", "memory of warm, GiB", "warm", memory_gib, 3.0),

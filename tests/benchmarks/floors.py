@@ -58,16 +58,18 @@ _HASH_ALL: Final = """
 """
 
 
-def pass_slot_through(at: Stand, end: str) -> Run:
-    """Everything up to `end`, without row filters, through `pass_through`, from when Spark runs."""
+def pass_slot_through(at: Stand, end: str) -> tuple[Run, Run]:
+    """Everything up to `end`, without filters, through `pass_through`: as a new process; with a warm Spark."""
     with at.publisher_connection() as connection:
         publications = ",".join(publication_comments(connection))
         pieces = _divide_slot(connection, end)
     plan = Plan(at.publisher.dsn(PUBLISHER), publications, str(at.folder), pieces)
     file = at.folder / "pass_through.json"
     file.write_text(json.dumps(dataclasses.asdict(plan)), encoding="utf-8")
-    run = fresh([sys.executable, pass_through.__file__, str(file)], at.folder, at.servers)
-    return dataclasses.replace(run, seconds=run.result["seconds"])
+    program = [sys.executable, pass_through.__file__, str(file)]
+    cold = fresh(program, at.folder, at.servers)
+    warm = fresh([*program, "--warm"], at.folder, at.servers)
+    return cold, dataclasses.replace(warm, seconds=warm.result["seconds"])
 
 
 def _divide_slot(connection: Connection, end: str) -> tuple[tuple[str, str], ...]:

@@ -91,7 +91,7 @@ def _catch_up(workload: CatchUp, size: int) -> Measured:
         at.write_out()
         runs["warm"] = session.run(at.line("sync", *at.names("warm")))
         if workload.shows_floor:
-            runs["floor"] = pass_slot_through(at, end)
+            runs["cold floor"], runs["floor"] = pass_slot_through(at, end)
         return _measured(workload, runs, _changes_read(runs["cold"].result), size_mib, at)
 
 
