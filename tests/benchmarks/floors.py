@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import pickle
 import sys
 import time
@@ -29,6 +30,8 @@ WHOLE_SLOT: Final = "whole"
 
 PIECE_BYTES: Final = 256 << 20
 """Of WAL."""
+
+_FLOOR_RUNS: Final = 2
 
 _ASK: Final = """
 import pickle, sys
@@ -59,7 +62,10 @@ _HASH_ALL: Final = """
 
 
 def pass_slot_through(at: Stand, end: str) -> tuple[Run, Run]:
-    """Everything up to `end`, without filters, through `pass_through`: as a new process; with a warm Spark."""
+    """All up to `end`, without filters, through `pass_through`: as a new process, and with a warm Spark.
+
+    The faster of two runs each: the first after other runs is a quarter slower than those that follow.
+    """
     with at.publisher_connection() as connection:
         publications = ",".join(publication_comments(connection))
         pieces = _divide_slot(connection, end)
@@ -67,9 +73,14 @@ def pass_slot_through(at: Stand, end: str) -> tuple[Run, Run]:
     file = at.folder / "pass_through.json"
     file.write_text(json.dumps(dataclasses.asdict(plan)), encoding="utf-8")
     program = [sys.executable, pass_through.__file__, str(file)]
-    cold = fresh(program, at.folder, at.servers)
-    warm = fresh([*program, "--warm"], at.folder, at.servers)
-    return cold, dataclasses.replace(warm, seconds=warm.result["seconds"])
+    cold, warm = [], []
+    for _ in range(_FLOOR_RUNS):
+        at.write_out()
+        cold.append(fresh(program, at.folder, at.servers))
+        run = fresh([*program, "--warm"], at.folder, at.servers)
+        warm.append(dataclasses.replace(run, seconds=run.result["seconds"]))
+    by_seconds = operator.attrgetter("seconds")
+    return min(cold, key=by_seconds), min(warm, key=by_seconds)
 
 
 def _divide_slot(connection: Connection, end: str) -> tuple[tuple[str, str], ...]:
