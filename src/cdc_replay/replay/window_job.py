@@ -165,7 +165,7 @@ class WindowJob:
         pieces = tasks.mapInArrow(map_task.run, from_arrow_schema(PIECES))
         subscriptions = sum(max(1, len(group_round.group.stagers)) for group_round in rounds)
         count = len(rounds) * size.tasks_per_group(len(rounds), subscriptions)
-        # No text of SQL here or in the schemas: a new JVM needs a third of a second for its first parse.
+        # No text of SQL here or in the schemas: a new JVM needs a tenth of a second for the first one.
         task = F.floor(F.col("part") * float(count) / (parts * len(rounds))).cast(IntegerType())
         shuffled = pieces.repartitionById(count, task) if count > 1 else pieces.coalesce(1)
         return shuffled.mapInArrow(reduce_task.run, from_arrow_schema(_RESULT))

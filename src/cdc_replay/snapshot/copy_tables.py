@@ -67,10 +67,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_RESULT: Final = pa.schema([("result", pa.binary())])
+
 TASK_BYTES: Final = 32 * 1024 * 1024
 """Small chunks share a task and its two connections up to this size,"""
-
-_RESULT: Final = pa.schema([("result", pa.binary())])
 
 TASK_CHUNKS: Final = 16
 """and up to this number."""
