@@ -46,16 +46,17 @@ case " $* " in
         for a do
             shift
             case "$option $a" in
-                "-cp "*"/jars/*")
-                    folder="${{a##*:}}" mllib=
-                    path="${{a%"$folder"}}"
-                    for jar in "${{folder%"*"}}"*.jar; do
+                "-cp "*"/jars/*"*)
+                    before="${{a%%"/jars/*"*}}" after="${{a#*"/jars/*"}}" mllib=
+                    spark="${{before##*:}}"
+                    path="${{before%"$spark"}}"
+                    for jar in "$spark/jars/"*.jar; do
                         case "$jar" in
                             */spark-mllib_*) mllib="${{is_server:+:$jar}}" ;;
                             *) path="$path$jar:" ;;
                         esac
                     done
-                    option= a="${{path%:}}$mllib" ;;
+                    option= a="${{path%:}}$after$mllib" ;;
                 *) option="$a" ;;
             esac
             set -- "$@" "$a"

@@ -63,12 +63,16 @@ def class_path(tmp_path: Path) -> str:
     return f"/conf/:/a.jar:{jars}/*"
 
 
-def test_mllib_is_left_out(shim: Path, class_path: str) -> None:
-    """No entry of the path is empty, which would be the current folder."""
+@pytest.mark.parametrize("after", ["", ":/etc/hadoop/conf:/dist/jars/*"])
+def test_mllib_is_left_out(shim: Path, class_path: str, after: str) -> None:
+    """Also with `HADOOP_CONF_DIR` and `SPARK_DIST_CLASSPATH`, which come last.
+
+    No entry of the path is empty, which would be the current folder.
+    """
     main, _, jars = class_path.rpartition(":")
-    given = ("-cp", class_path, "org.apache.spark.deploy.SparkSubmit", "--conf", "/jars/*")
+    given = ("-cp", class_path + after, "org.apache.spark.deploy.SparkSubmit", "--conf", "/jars/*")
     path = f"{main}:{jars[:-1]}arrow.jar:{jars[:-1]}spark-mllib-local_2.13-4.2.0.jar"
-    assert called(shim, *given) == ["-cp", path, *given[2:]]
+    assert called(shim, *given) == ["-cp", path + after, *given[2:]]
 
 
 def test_server_has_mllib_last(shim: Path, class_path: str) -> None:
