@@ -19,8 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.arrow.arrays import big_endian, letters
-from cdc_replay.changelog.segment import LOG_SCHEMA
+from cdc_replay.arrow.arrays import Bytes, big_endian, letters
+from cdc_replay.arrow.byte_slices import VIEWS, ByteSlices, with_views
+from cdc_replay.changelog.segment import ROWS_SCHEMA
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.pgoutput.messages import IN_STREAM, MessageType
@@ -35,7 +36,7 @@ BODY_SCHEMA: Final = pa.schema(
         ("kind", pa.string()),
         ("relation_id", pa.int64()),
         ("relation_version", pa.int64()),
-        ("message", pa.binary()),
+        ("message", VIEWS),
     ]
 )
 """A message of an open transaction; `subxid` is 0 outside of streamed blocks."""
@@ -53,10 +54,9 @@ _WITH_XID: Final = kind_mask(IN_STREAM)
 _MESSAGE: Final = ord(MessageType.MESSAGE.value)
 _STREAM_START: Final = ord(MessageType.STREAM_START.value)
 _STREAM_STOP: Final = ord(MessageType.STREAM_STOP.value)
-_XID_END: Final = 1 + 4
+_XID_BYTES: Final = 4
+_XID_END: Final = 1 + _XID_BYTES
 _RELATION_END: Final = 1 + 4
-# The default of `stop`, the largest 64-bit integer, overflows in Arrow's arithmetic.
-_NO_END: Final = 2**31 - 1
 
 
 def find_sorted(sorted_values: Ints, values: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
@@ -122,8 +122,8 @@ class MessageBatch:
     lsn: Ints
     xid: Ints
     subxid: Ints
-    kinds: npt.NDArray[np.uint8]
-    data: pa.BinaryArray
+    kinds: Bytes
+    data: ByteSlices
 
     @classmethod
     def from_raw(cls, raw: RawMessages, *, in_stream: bool) -> MessageBatch:
@@ -132,29 +132,24 @@ class MessageBatch:
         Raises:
             InvalidMessage: if a message is too short for its kind.
         """
-        content, offsets = buffers(raw.data)
-        starts, lengths = offsets[:-1], np.diff(offsets)
-        if not (lengths > 0).all():
+        data = raw.data
+        if not (data.lengths > 0).all():
             raise InvalidMessage("empty pgoutput message", rule="R1.1")
-        kinds = content[starts]
+        kinds = data.first_bytes()
         depth = np.cumsum(kinds == _STREAM_START) - np.cumsum(kinds == _STREAM_STOP) + int(in_stream)
         streamed = (depth > 0) & _WITH_XID[kinds]
         if not streamed.any():
-            return cls(raw.lsn, raw.xid, np.zeros(len(kinds), dtype=np.int64), kinds, raw.data)
-        if (lengths[streamed] < _XID_END).any():
+            return cls(raw.lsn, raw.xid, np.zeros(len(kinds), dtype=np.int64), kinds, data)
+        if (data.lengths[streamed] < _XID_END).any():
             raise InvalidMessage("streamed message without transaction id", rule="R1.9")
-        subxid = _uint32_after_kind(content, starts, streamed)
-        without_xid = pc.binary_join_element_wise(
-            pc.binary_slice(raw.data, start=0, stop=1),
-            pc.binary_slice(raw.data, start=_XID_END, stop=_NO_END),
-            b"",
-        )
-        return cls(raw.lsn, raw.xid, subxid, kinds, pc.if_else(pa.array(streamed), without_xid, raw.data))
+        subxid = _uint32_after_kind(data, streamed)
+        return cls(raw.lsn, raw.xid, subxid, kinds, _without_xid(data, streamed))
 
     def filter(self, keep: npt.NDArray[np.bool_]) -> MessageBatch:
         """The messages where `keep` is true, in order."""
-        data = self.data.filter(pa.array(keep))
-        return MessageBatch(self.lsn[keep], self.xid[keep], self.subxid[keep], self.kinds[keep], data)
+        return MessageBatch(
+            self.lsn[keep], self.xid[keep], self.subxid[keep], self.kinds[keep], self.data[keep]
+        )
 
     def control_positions(self) -> Ints:
         """The positions of the messages that are not data, in order."""
@@ -162,7 +157,7 @@ class MessageBatch:
 
     def message(self, position: int) -> bytes:
         """One message."""
-        return bytes(self.data[position].as_buffer())
+        return self.data[position]
 
     def has_logical_message(self, start: int, stop: int) -> bool:
         """Whether there are logical messages in `[start, stop)`."""
@@ -188,7 +183,7 @@ class MessageBatch:
         """
         kinds = self.kinds[positions]
         of_row = _ROW_CHANGES[kinds]
-        messages = self.data.take(pa.array(positions))
+        messages = self.data[positions]
         relation_ids = _relation_ids(messages, of_row)
         versions = np.zeros(len(positions), dtype=np.int64)
         start = 0
@@ -203,7 +198,7 @@ class MessageBatch:
             letters(kinds),
             pa.array(relation_ids, mask=~of_row),
             pa.array(versions, mask=~of_row),
-            messages,
+            messages.views(),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)
 
@@ -239,7 +234,7 @@ class TransactionStamps(NamedTuple):
 def log_rows(
     body: pa.RecordBatch, stamps: TransactionStamps, counts: Sequence[int] | Ints, first_seq: int = 0
 ) -> pa.RecordBatch:
-    """Log rows of consecutive transactions, of `counts` messages each.
+    """Rows (`ROWS_SCHEMA`) of consecutive transactions, of `counts` messages each.
 
     `first_seq` is the `seq` of the first row, if earlier rows of its transaction were already returned.
     """
@@ -252,11 +247,11 @@ def log_rows(
         pa.array(seq.astype(np.int32)),
         *(body[name] for name in ("lsn", "kind", "relation_id", "relation_version", "message")),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=LOG_SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
 
 
 def number_rows(bodies: Iterator[pa.RecordBatch], stamp: TransactionStamp) -> Iterator[pa.RecordBatch]:
-    """Log rows of one transaction, whose messages come in several batches."""
+    """Rows (`ROWS_SCHEMA`) of one transaction, whose messages come in several batches."""
     seq, stamps = 0, TransactionStamps.from_stamps([stamp])
     for body in bodies:
         yield log_rows(body, stamps, [body.num_rows], seq)
@@ -270,9 +265,8 @@ def restamp_prepared(batch: pa.RecordBatch, stamp: TransactionStamp) -> pa.Recor
     columns = {"commit_lsn": commit_lsn, "commit_time": commit_time}
     if stamp.origin is not None:
         columns["origin"] = pc.fill_null(batch["origin"], stamp.origin)
-    return pa.RecordBatch.from_arrays(
-        [columns.get(name, batch[name]) for name in batch.schema.names], schema=batch.schema
-    )
+    restamped = [columns.get(name, batch[name]) for name in batch.schema.names]
+    return with_views(pa.RecordBatch.from_arrays(restamped, schema=batch.schema))
 
 
 def expand_ranges(starts: Ints, stops: Ints) -> Ints:
@@ -283,22 +277,22 @@ def expand_ranges(starts: Ints, stops: Ints) -> Ints:
     return positions
 
 
-def buffers(data: pa.BinaryArray) -> tuple[npt.NDArray[np.uint8], Ints]:
-    """The bytes of a binary array and the start offset of each value; the last offset is the end."""
-    _, offsets, content = data.buffers()
-    starts = np.frombuffer(offsets, dtype=np.int32, count=len(data) + 1, offset=data.offset * 4)
-    return np.frombuffer(content or b"", dtype=np.uint8), starts.astype(np.int64)
+def _without_xid(data: ByteSlices, streamed: npt.NDArray[np.bool_]) -> ByteSlices:
+    """The messages, those that are `streamed` without their transaction id: the kind takes its last byte."""
+    dropped = np.where(streamed, _XID_BYTES, 0)
+    starts, content = data.starts + dropped, data.content.copy()
+    content[starts[streamed]] = data[streamed].first_bytes()
+    return ByteSlices(content, starts, data.lengths - dropped)
 
 
-def _uint32_after_kind(content: npt.NDArray[np.uint8], starts: Ints, where: npt.NDArray[np.bool_]) -> Ints:
+def _uint32_after_kind(data: ByteSlices, where: npt.NDArray[np.bool_]) -> Ints:
     """The uint32 after the first byte of the messages selected by `where`, 0 for the others."""
-    values = np.zeros(len(starts), dtype=np.int64)
-    values[where] = big_endian(content, starts[where] + 1, 4)
+    values = np.zeros(len(data), dtype=np.int64)
+    values[where] = big_endian(data.content, data.starts[where] + 1, 4)
     return values
 
 
-def _relation_ids(messages: pa.BinaryArray, of_row: npt.NDArray[np.bool_]) -> Ints:
-    content, offsets = buffers(messages)
-    if (np.diff(offsets)[of_row] < _RELATION_END).any():
+def _relation_ids(messages: ByteSlices, of_row: npt.NDArray[np.bool_]) -> Ints:
+    if (messages.lengths[of_row] < _RELATION_END).any():
         raise InvalidMessage("change without relation", rule="R1.2")
-    return _uint32_after_kind(content, offsets[:-1], of_row)
+    return _uint32_after_kind(messages, of_row)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_replay.arrow.byte_slices import with_views
 from cdc_replay.capture.message_batch import MessageBatch, MessageRange, RelationVersions
 from cdc_replay.capture.spool import Spool
 
@@ -49,4 +50,5 @@ class OpenTransaction:
         """The rows that were not rolled back; call `spill` first."""
         aborted = pa.array(sorted(self.aborted), pa.int64())
         for body in self.spool.drain():
-            yield body.filter(pc.invert(pc.is_in(body["subxid"], aborted))) if self.aborted else body
+            kept = body.filter(pc.invert(pc.is_in(body["subxid"], aborted))) if self.aborted else body
+            yield with_views(kept)

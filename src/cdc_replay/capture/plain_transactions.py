@@ -22,7 +22,6 @@ from cdc_replay.capture.message_batch import (
     MessageBatch,
     RelationVersions,
     TransactionStamps,
-    buffers,
     expand_ranges,
 )
 from cdc_replay.pgoutput.messages import MessageType
@@ -105,8 +104,7 @@ def split_runs(batch: MessageBatch) -> Iterator[int | TransactionRun]:
 
 def _find_pairs(batch: MessageBatch, controls: Ints) -> Ints:
     """Indexes of the well-formed Begins that are directly followed by a well-formed Commit."""
-    content, offsets = buffers(batch.data)
-    starts, lengths = offsets[controls], offsets[controls + 1] - offsets[controls]
+    content, starts, lengths = batch.data.content, batch.data.starts[controls], batch.data.lengths[controls]
     kinds = batch.kinds[controls]
     begins = (kinds == _BEGIN) & (lengths == _BEGIN_BYTES)
     begins[begins] = content[starts[begins] + _BEGIN_TIME] != _MAX_TIME_BYTE
@@ -137,12 +135,11 @@ def _run_ranges(controls: Ints, pairs: Ints) -> Iterator[tuple[int, int]]:
 
 
 def _read_run(batch: MessageBatch, begins: Ints, ends: Ints) -> TransactionRun:
-    content, offsets = buffers(batch.data)
-    commits = offsets[ends]
+    content, commits = batch.data.content, batch.data.starts[ends]
     return TransactionRun(
         begins,
         ends,
         end_lsn=big_endian(content, commits + _END_LSN, 8),
         commit_time=big_endian(content, commits + _COMMIT_TIME, 8) + POSTGRES_EPOCH_MICROSECONDS,
-        xid=big_endian(content, offsets[begins] + _XID, 4),
+        xid=big_endian(content, batch.data.starts[begins] + _XID, 4),
     )

@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from cdc_replay.capture.message_batch import buffers, kind_mask
+from cdc_replay.capture.message_batch import kind_mask
 from cdc_replay.capture.publications import ROOT_PUBLICATIONS
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.queries import CommittedTransaction
@@ -92,8 +92,7 @@ def _peek_again(connection: Connection, options: PeekOptions, log_end: Lsn, boun
 
 def _decisive_messages(raw: RawMessages) -> Iterator[tuple[int, Kind]]:
     """Index and kind of the ends of transactions (R1.22) and of the first change of each run."""
-    content, offsets = buffers(raw.data)
-    kinds = content[offsets[:-1]]
+    kinds = raw.data.first_bytes()
     are_changes = _ARE_CHANGES[kinds]
     begins_run = are_changes.copy()
     begins_run[1:] &= ~are_changes[:-1]
@@ -102,7 +101,7 @@ def _decisive_messages(raw: RawMessages) -> Iterator[tuple[int, Kind]]:
 
 
 def _commit(raw: RawMessages, position: int) -> CommittedTransaction | None:
-    match decode(raw.data[position].as_py()):
+    match decode(raw.data[position]):
         case Commit(commit_time=time) | CommitPrepared(commit_time=time):
             return CommittedTransaction(Lsn(int(raw.lsn[position])), time, int(raw.xid[position]))
         case _:

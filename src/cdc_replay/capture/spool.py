@@ -13,7 +13,7 @@ from typing import IO, Final
 
 import pyarrow as pa
 
-from cdc_replay.capture.message_batch import BODY_SCHEMA
+from cdc_replay.arrow.byte_slices import without_views
 from cdc_replay.errors import ChangeLogNotWritable
 
 MEMORY_BYTES: Final = 16 << 20
@@ -36,7 +36,7 @@ def limit_memory(spools: Iterable[Spool]) -> None:
 
 
 class Spool:
-    """Batches of `BODY_SCHEMA`, read once in the order in which they were added."""
+    """Batches of `BODY_SCHEMA`, read once in the order in which they were added; messages are copied."""
 
     def __init__(self) -> None:
         self._batches: list[pa.RecordBatch] = []
@@ -53,8 +53,9 @@ class Spool:
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Add rows at the end."""
-        self._batches.append(batch)
-        self.memory_bytes += batch.nbytes
+        copied = without_views(batch)
+        self._batches.append(copied)
+        self.memory_bytes += copied.nbytes
 
     def write_out(self) -> None:
         """Move the rows in memory to the file.
@@ -90,7 +91,7 @@ class Spool:
             # Created lazily: most transactions are small.
             self._exit_stack = contextlib.ExitStack()
             self._file = self._exit_stack.enter_context(_create_file())
-            self._writer = pa.ipc.new_stream(self._file, BODY_SCHEMA)
+            self._writer = pa.ipc.new_stream(self._file, self._batches[0].schema)
         for batch in self._batches:
             self._writer.write_batch(batch)
         self._batches, self.memory_bytes = [], 0

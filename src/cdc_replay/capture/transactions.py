@@ -24,12 +24,11 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
+from cdc_replay.arrow.byte_slices import view_bytes
 from cdc_replay.capture.change_origins import UNNAMED, LocalChanges
 from cdc_replay.capture.ddl.message_code import MessageFilter
 from cdc_replay.capture.ddl.messages import CatalogMessage, catalog_messages
@@ -55,6 +54,9 @@ from cdc_replay.model.relation import Relation, RelationId
 from cdc_replay.pgoutput import messages as m
 from cdc_replay.pgoutput.reader import decode, parse_relation
 from cdc_replay.postgres.peek import RawMessages
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _LONG_STREAM_ABORT: Final = 1 + 4 + 4 + 8 + 8
 _RELATION: Final = ord(m.MessageType.RELATION.value)
@@ -394,7 +396,7 @@ class TransactionAssembler:
         for batch in batches:
             self.counts.transactions += first_messages(batch).true_count
             self.counts.messages += batch.num_rows
-            self.counts.bytes += pc.sum(pc.binary_length(batch["message"])).as_py() or 0
+            self.counts.bytes += view_bytes(batch["message"])
             self.catalog_messages += catalog_messages(batch)
             yield batch
 

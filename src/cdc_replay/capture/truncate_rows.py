@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_replay.arrow.byte_slices import without_views
 from cdc_replay.changelog.segment import LOG_SCHEMA
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.relation import RelationId
@@ -75,7 +76,10 @@ class RootTruncate:
 
 def parse_truncates(rows: pa.RecordBatch) -> Iterator[RootTruncate]:
     """The TRUNCATEs among log rows."""
-    for row in rows.filter(_are_truncates(rows)).to_pylist():
+    are_truncates = _are_truncates(rows)
+    if not are_truncates.true_count:
+        return
+    for row in without_views(rows).filter(are_truncates).to_pylist():
         message = _parse_truncate(row["message"])
         yield RootTruncate(
             row["commit_lsn"], row["commit_time"], row["xid"], row["origin"], row["lsn"],

@@ -205,7 +205,7 @@ class ChangeLog:
             )
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> tuple[Segment, ...]:
-        """Write messages of `LOG_SCHEMA`, in order, to a durable file that no commit names yet.
+        """Write rows (`ROWS_SCHEMA` or `LOG_SCHEMA`), in order, to a durable file that no commit names yet.
 
         Small batches are joined to row groups of `segment.ROW_GROUP_ROWS` rows or `ROW_GROUP_BYTES` bytes.
         Without a message there is no file, and the result is empty.

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from cdc_replay.arrow.byte_slices import VIEWS, with_views
 from cdc_replay.arrow.frame_schema import arrow_schema
 from cdc_replay.changelog.storage import (
     PARTIAL,
@@ -36,6 +37,11 @@ from cdc_replay.model.lsn import ZERO, Lsn, Window
 
 LOG_SCHEMA: Final = arrow_schema(LOG)
 """The columns of `model.frames.LOG` as Arrow types."""
+
+ROWS_SCHEMA: Final = pa.schema(
+    [field.with_type(VIEWS) if field.name == "message" else field for field in LOG_SCHEMA]
+)
+"""Rows to be written, whose messages may still be where a peek has put them; files have `LOG_SCHEMA`."""
 
 _COMMIT_LSN: Final = LOG_SCHEMA.get_field_index("commit_lsn")
 
@@ -118,14 +124,15 @@ class SegmentWriter:
                 self._discard(self._writer)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append one row group of `LOG_SCHEMA`; raises errors of the previous one."""
+        """Append one row group of `ROWS_SCHEMA` or `LOG_SCHEMA`; raises errors of the previous one."""
         if batch.num_rows == 0:
             return
         if self._writer is None:
             self._writer = self._open()
             self._first = batch["commit_lsn"][0].as_py()
         self._wait()
-        self._running = self._thread.submit(self._writer.write_batch, batch, row_group_size=batch.num_rows)
+        rows = with_views(batch)
+        self._running = self._thread.submit(self._writer.write_batch, rows, row_group_size=rows.num_rows)
         self._rows += batch.num_rows
         self._last = batch["commit_lsn"][-1].as_py()
 
@@ -146,12 +153,13 @@ class SegmentWriter:
         make_file(self._file)
         return pq.ParquetWriter(
             self._file.path,
-            LOG_SCHEMA,
+            ROWS_SCHEMA,
             filesystem=self._file.filesystem,
             compression="zstd",
             use_dictionary=_DICTIONARY,
             write_statistics=["commit_lsn"],
             write_page_checksum=True,
+            store_schema=False,  # Readers are to get bytes, not views.
         )
 
     def _discard(self, writer: pq.ParquetWriter) -> None:

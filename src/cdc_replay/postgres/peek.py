@@ -16,11 +16,10 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import psycopg
-import pyarrow as pa
-import pyarrow.compute as pc
 from psycopg import sql
 
-from cdc_replay.arrow.arrays import Bytes, big_endian, offsets_from_lengths
+from cdc_replay.arrow.arrays import Bools, Bytes, Int64s
+from cdc_replay.arrow.byte_slices import ByteSlices
 from cdc_replay.errors import InvalidMessage, PublicationMissing
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.connection import Connection
@@ -69,16 +68,24 @@ _COPY_SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
 _COPY_HEADER_BYTES: Final = 19
 _COPY_TRAILER: Final = b"\xff\xff"
 _COPY_TRAILER_BYTES: Final = len(_COPY_TRAILER)
+_BEFORE_DATA: Final = np.dtype(
+    [
+        ("fields", ">i2"),
+        ("lsn_bytes", ">i4"),
+        ("lsn", ">i8"),
+        ("xid_bytes", ">i4"),
+        ("xid", ">u4"),
+        ("data_bytes", ">i4"),
+    ]
+)
+"""A row up to its message."""
 _FIELDS: Final = 3
-_LSN_OFFSET: Final = 2 + 4
-_XID_OFFSET: Final = _LSN_OFFSET + 8 + 4
-_DATA_OFFSET: Final = _XID_OFFSET + 4 + 4
+_LSN_BYTES: Final = 8
+_XID_BYTES: Final = 4
 _WITHOUT_WAITING: Final = 1
 # Its warnings concern synchronized_standby_slots (R1.32), not changes. They have the SQLSTATE of a missing
 # publication, and their text may be in any language.
 _WAITS_FOR_STANDBYS: Final = "StandbySlotsHaveCaughtup"
-# Arrow does arithmetic with `stop`: its default, the largest integer, overflows.
-_NO_END: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +116,11 @@ class PeekOptions:
 
 @dataclass(frozen=True, slots=True)
 class RawMessages:
-    """Consecutive messages in the stream's order: arrays of equal lengths (R1.22).
+    """Consecutive messages in the stream's order (R1.22); `lsn` and `xid` are the slot function's columns."""
 
-    `data` is an Arrow array of type binary; `lsn` and `xid` are the slot function's other columns.
-    """
-
-    lsn: npt.NDArray[np.int64]
-    xid: npt.NDArray[np.int64]
-    data: pa.BinaryArray
+    lsn: Int64s
+    xid: Int64s
+    data: ByteSlices
 
 
 def use_decoding_memory(connection: Connection) -> None:
@@ -200,8 +204,11 @@ def _batches(copy: psycopg.Copy) -> Iterator[RawMessages]:
         raise _OtherForm("it has no header")
     row = row[_COPY_HEADER_BYTES:]
     size = len(row)
+    # Kept for all batches: memory that the system has just given is far slower to write to.
+    rows = io.BytesIO()
     while size > _COPY_TRAILER_BYTES:
-        rows, sizes, free = io.BytesIO(), list[int](), BATCH_BYTES
+        sizes, free = list[int](), BATCH_BYTES
+        rows.seek(0)
         while size > _COPY_TRAILER_BYTES and free > 0 and len(sizes) < BATCH_ROWS:
             rows.write(row)
             sizes.append(size)
@@ -212,7 +219,7 @@ def _batches(copy: psycopg.Copy) -> Iterator[RawMessages]:
                 size = len(row)
         if size < 0:
             raise _ended_early(libpq)
-        yield _raw_messages(rows.getvalue(), sizes)
+        yield _raw_messages(np.frombuffer(rows.getbuffer(), np.uint8, rows.tell()).copy(), sizes)
     if bytes(row) != _COPY_TRAILER or copy.read():
         raise _OtherForm("it does not end as it should")
 
@@ -246,32 +253,41 @@ def _ended_early(libpq: psycopg.pq.abc.PGconn) -> psycopg.Error:
     return psycopg.errors.error_from_result(result)
 
 
-def _raw_messages(rows: bytes, sizes: Sequence[int]) -> RawMessages:
+def _raw_messages(content: Bytes, sizes: Sequence[int]) -> RawMessages:
     """Consecutive rows of COPY BINARY, as columns."""
-    offsets = offsets_from_lengths(np.array(sizes, dtype=np.int64))
-    content = np.frombuffer(rows, dtype=np.uint8)
-    _check_fields(content, offsets)
-    whole = pa.BinaryArray.from_buffers(
-        pa.binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(rows)]
-    )
-    starts = offsets[:-1]
-    return RawMessages(
-        lsn=big_endian(content, starts + _LSN_OFFSET, 8),
-        xid=big_endian(content, starts + _XID_OFFSET, 4),
-        data=pc.binary_slice(whole, start=_DATA_OFFSET, stop=_NO_END),
-    )
-
-
-def _check_fields(content: Bytes, offsets: npt.NDArray[np.integer]) -> None:
-    """Check that each row has an LSN, an xid, and data up to its end."""
-    starts, sizes = offsets[:-1], np.diff(offsets)
-    if np.any(sizes < _DATA_OFFSET):
+    row_bytes = np.array(sizes, dtype=np.int64)
+    starts, message_bytes = np.cumsum(row_bytes) - row_bytes, row_bytes - _BEFORE_DATA.itemsize
+    if np.any(message_bytes < 0):
         raise _OtherForm("a row is too short")
-    is_right = big_endian(content, starts, 2) == _FIELDS
-    for offset, length in ((_LSN_OFFSET, 8), (_XID_OFFSET, 4), (_DATA_OFFSET, sizes - _DATA_OFFSET)):
-        is_right &= big_endian(content, starts + offset - 4, 4) == length
-    if not is_right.all():
+    before = _before_data(content, starts)
+    if not _has_fields(before, message_bytes).all():
         raise _OtherForm("a row has other fields")
+    return RawMessages(
+        lsn=before["lsn"].astype(np.int64),
+        xid=before["xid"].astype(np.int64),
+        data=ByteSlices(content, starts + _BEFORE_DATA.itemsize, message_bytes),
+    )
+
+
+def _before_data(content: Bytes, starts: Int64s) -> npt.NDArray[np.void]:
+    """What precedes the messages of the rows at `starts` (`_BEFORE_DATA`)."""
+    # One copy for each row, as bytes without fields: numpy copies fields one by one.
+    whole = np.dtype((np.void, _BEFORE_DATA.itemsize))
+    at_every_byte: npt.NDArray[np.void] = np.ndarray(
+        (len(content) - whole.itemsize + 1,), whole, content, strides=(1,)
+    )
+    return at_every_byte[starts].view(_BEFORE_DATA)
+
+
+def _has_fields(before: npt.NDArray[np.void], message_bytes: Int64s) -> Bools:
+    """Whether each row has an LSN, an xid, and a message up to its end."""
+    is_right: Bools = (
+        (before["fields"] == _FIELDS)
+        & (before["lsn_bytes"] == _LSN_BYTES)
+        & (before["xid_bytes"] == _XID_BYTES)
+        & (before["data_bytes"] == message_bytes)
+    )
+    return is_right
 
 
 @contextlib.contextmanager

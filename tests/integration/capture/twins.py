@@ -63,9 +63,9 @@ def sent(captured: Captured, **options: bool) -> Counter[str]:
     position = current_position(source.dsn)
     with captured.database.connect() as connection:
         return Counter(
-            chr(message.as_py()[0])
+            chr(kind)
             for messages in peek(connection, peeked, upto_lsn=position, upto_nchanges=10_000_000)
-            for message in messages.data
+            for kind in messages.data.first_bytes()
         )
 
 

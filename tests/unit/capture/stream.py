@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
+from cdc_replay.arrow.byte_slices import ByteSlices
 from cdc_replay.capture.ddl.message_code import MessageFilter, message_code
 from cdc_replay.capture.transactions import TransactionAssembler
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
@@ -118,7 +118,7 @@ def rollback_prepared(xid: int, prepare_end_lsn: int, end_lsn: int) -> bytes:
 def raw(messages: Sequence[bytes], lsns: Sequence[int] | None = None) -> RawMessages:
     """A batch of the peek; `lsn` counts from 0 by default, `xid` is 0."""
     lsn = np.array(range(len(messages)) if lsns is None else lsns, dtype=np.int64)
-    return RawMessages(lsn, np.zeros(len(messages), dtype=np.int64), pa.array(messages, pa.binary()))
+    return RawMessages(lsn, np.zeros(len(messages), dtype=np.int64), ByteSlices.from_values(messages))
 
 
 def assemble_rows(

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
+from cdc_replay.arrow.byte_slices import ByteSlices
 from cdc_replay.capture.plain_transactions import MIN_TRANSACTIONS
 from cdc_replay.capture.transactions import TransactionAssembler
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
@@ -151,7 +151,7 @@ def raw(rows: Sequence[Row]) -> RawMessages:
     return RawMessages(
         np.array([lsn for lsn, _, _ in rows], dtype=np.int64),
         np.array([xid for _, xid, _ in rows], dtype=np.int64),
-        pa.array([data for *_, data in rows], pa.binary()),
+        ByteSlices.from_values([data for *_, data in rows]),
     )
 
 

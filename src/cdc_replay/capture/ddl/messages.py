@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_replay.arrow.byte_slices import without_views
 from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, strip_code
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.pgoutput.messages import LogicalMessage, MessageType
@@ -29,7 +30,7 @@ def catalog_messages(rows: pa.RecordBatch) -> Iterator[CatalogMessage]:
     are_messages = pc.equal(rows["kind"], MessageType.MESSAGE.value)
     if not are_messages.true_count:
         return
-    message_rows = rows.select(["commit_lsn", "lsn", "xid", "message"]).filter(are_messages)
+    message_rows = without_views(rows.select(["commit_lsn", "lsn", "xid", "message"])).filter(are_messages)
     for row in message_rows.to_pylist():
         message = decode(row["message"])
         if isinstance(message, LogicalMessage) and message.prefix == CATALOG_PREFIX:
