@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ Int32s: TypeAlias = npt.NDArray[np.int32]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 UInt64s: TypeAlias = npt.NDArray[np.uint64]
 Float64s: TypeAlias = npt.NDArray[np.float64]
+
+_Element = TypeVar("_Element", bound=np.generic)
 
 _SIGNED_BYTES: Final = 8
 """The width of integers that pgoutput sends with a sign; shorter ones are ids, lengths and counts."""
@@ -59,9 +61,18 @@ def equal_runs(values: Int64s) -> Iterator[tuple[int, int]]:
 def big_endian(content: Bytes, starts: npt.NDArray[np.integer], width: int) -> Int64s:
     """The big-endian integers of `width` bytes at `starts`; signed if `width` is 8 (R1.1)."""
     kind = np.dtype(f">u{width}" if width < _SIGNED_BYTES else ">i8")
-    at_every_byte = np.ndarray((max(0, len(content) - width + 1),), kind, content, strides=(1,))
-    values: Int64s = at_every_byte[starts].astype(np.int64)
+    values: Int64s = elements_at(content, starts, kind).astype(np.int64)
     return values
+
+
+def elements_at(
+    content: Bytes, starts: npt.NDArray[np.integer], kind: np.dtype[_Element]
+) -> npt.NDArray[_Element]:
+    """The elements of type `kind` that begin at the bytes `starts`, aligned or not."""
+    count = max(0, len(content) - kind.itemsize + 1)
+    at_every_byte = np.ndarray((count,), kind, content, strides=(1,))
+    elements: npt.NDArray[_Element] = at_every_byte[starts]
+    return elements
 
 
 def text_buffers(array: pa.Array) -> tuple[Int32s, Bytes]:

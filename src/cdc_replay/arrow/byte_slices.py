@@ -12,20 +12,17 @@ from dataclasses import dataclass
 from typing import Final, Self, overload
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.arrow.arrays import Bools, Bytes, Int32s, Int64s
+from cdc_replay.arrow.arrays import Bools, Bytes, Int32s, Int64s, elements_at
 
 VIEWS: Final = pa.binary_view()
 
 # A view has 16 bytes: length, the first four bytes of the value, number of the buffer, offset in it. A value
 # of up to twelve bytes is in the view itself, after the length, padded with zeros.
 _VIEW_INTS: Final = 4
-_VIEW_BYTES: Final = 4 * _VIEW_INTS
 _LENGTH, _PREFIX, _OFFSET = 0, 1, 3
-_PREFIX_BYTES: Final = 4
 _INLINED_BYTES: Final = 12
 _MOST_UNUSED: Final = 2
 """Views refer to a buffer of at most so many times their bytes; of a larger one they get a copy."""
@@ -69,7 +66,7 @@ class ByteSlices:
         views[:, _LENGTH] = self.lengths
         is_inlined = self.lengths <= _INLINED_BYTES
         referring = ~is_inlined
-        views[referring, _PREFIX] = _first_ints(self.content, self.starts[referring])
+        views[referring, _PREFIX] = elements_at(self.content, self.starts[referring], np.dtype(np.int32))
         views[referring, _OFFSET] = self.starts[referring]
         if is_inlined.any():
             views[is_inlined, _PREFIX:] = _padded(self[is_inlined])
@@ -100,13 +97,6 @@ def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _with_types(batch: pa.RecordBatch, replaced: pa.DataType, by: pa.DataType) -> pa.RecordBatch:
     fields = [field.with_type(by) if field.type == replaced else field for field in batch.schema]
     return batch.cast(pa.schema(fields))
-
-
-def _first_ints(content: Bytes, starts: Int64s) -> Int32s:
-    """The first four bytes of values of at least four, as they are in memory."""
-    count = max(0, len(content) - _PREFIX_BYTES + 1)
-    at_every_byte: npt.NDArray[np.int32] = np.ndarray((count,), np.int32, content, strides=(1,))
-    return at_every_byte[starts]
 
 
 def _padded(values: ByteSlices) -> Int32s:

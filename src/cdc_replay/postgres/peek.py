@@ -18,7 +18,7 @@ import numpy.typing as npt
 import psycopg
 from psycopg import sql
 
-from cdc_replay.arrow.arrays import Bools, Bytes, Int64s
+from cdc_replay.arrow.arrays import Bools, Bytes, Int64s, elements_at
 from cdc_replay.arrow.byte_slices import ByteSlices
 from cdc_replay.errors import InvalidMessage, PublicationMissing
 from cdc_replay.model.lsn import Lsn
@@ -273,10 +273,7 @@ def _before_data(content: Bytes, starts: Int64s) -> npt.NDArray[np.void]:
     """What precedes the messages of the rows at `starts` (`_BEFORE_DATA`)."""
     # One copy for each row, as bytes without fields: numpy copies fields one by one.
     whole = np.dtype((np.void, _BEFORE_DATA.itemsize))
-    at_every_byte: npt.NDArray[np.void] = np.ndarray(
-        (len(content) - whole.itemsize + 1,), whole, content, strides=(1,)
-    )
-    return at_every_byte[starts].view(_BEFORE_DATA)
+    return elements_at(content, starts, whole).view(_BEFORE_DATA)
 
 
 def _has_fields(before: npt.NDArray[np.void], message_bytes: Int64s) -> Bools:
