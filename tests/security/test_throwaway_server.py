@@ -12,6 +12,7 @@ import pytest
 from cdc_replay.errors import ThrowawayServerFailed
 from cdc_replay.postgres import throwaway_server
 from embedded.postgres import binaries
+from fixtures.postgres import Database
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_the_password_is_not_written_into_a_file_of_others(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, publisher: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the moment in which `nobody` gets the folder and that in which root writes into it."""
     victim = folder / "passwd"
@@ -36,7 +37,7 @@ def test_the_password_is_not_written_into_a_file_of_others(
     monkeypatch.setattr(secrets, "token_hex", plant)
     with (
         pytest.raises(ThrowawayServerFailed, match="create"),
-        throwaway_server.throwaway_server(18, bin_folder=binaries()),
+        throwaway_server.throwaway_server(publisher.version, bin_folder=binaries()),
     ):
         pass
 

@@ -44,7 +44,8 @@ INDEXES: Final = """
      order by class.oid
 """
 
-# Everything in the catalogs, without object ids and statistics.
+# Everything in the catalogs, without object ids and statistics. Before 17 a stored expression has the
+# positions of its parts in the statement that created the index.
 DESCRIBED: Final = """
     select pg_catalog.jsonb_build_object(
         'table', (select pg_catalog.to_jsonb(c) - '{relfilenode,relpages,reltuples,relallvisible,
@@ -53,7 +54,9 @@ DESCRIBED: Final = """
         'columns', (select pg_catalog.jsonb_agg(pg_catalog.to_jsonb(a) order by attnum)
             from pg_catalog.pg_attribute as a where attrelid = target.oid),
         'indexes', (select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(
-                    pg_catalog.to_jsonb(i) - '{indexrelid}'::text[],
+                    pg_catalog.to_jsonb(i) - '{indexrelid,indexprs,indpred}'::text[],
+                    pg_catalog.regexp_replace(i.indexprs::text, ' :location -?[0-9]+', '', 'g'),
+                    pg_catalog.regexp_replace(i.indpred::text, ' :location -?[0-9]+', '', 'g'),
                     pg_catalog.to_jsonb(c)
                         - '{oid,relfilenode,relpages,reltuples,relfrozenxid,relminmxid}'::text[],
                     pg_catalog.pg_get_indexdef(c.oid), pg_catalog.obj_description(c.oid, 'pg_class'),

@@ -21,9 +21,8 @@ SetUp = Callable[..., Captured]
 @pytest.fixture
 def origin(publisher: Database) -> Iterator[str]:
     """A replication origin, and a publisher that can leave changes out by origin."""
+    publisher.require(16, "option origin of pgoutput (R8.20)")
     with publisher.connect() as connection:
-        if connection.info.server_version < ORIGIN_OPTION_SINCE:
-            pytest.skip("R8.20: PostgreSQL 15 has no option origin")
         name = f"origin_{publisher.name}"
         connection.execute("select pg_replication_origin_create(%s)", (name,))
     yield name

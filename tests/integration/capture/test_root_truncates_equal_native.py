@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdc_replay.capture.change_origins import ORIGIN_OPTION_SINCE
 from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
@@ -113,9 +112,8 @@ def test_truncate_reaches_subscriptions_to_truncated_relation(twin: Twin) -> Non
 @pytest.fixture
 def origin(twin: Twin) -> Iterator[str]:
     """A replication origin on the publisher."""
+    twin.publisher.require(16, "option origin of pgoutput (R8.20)")
     with twin.publisher.connect() as connection:
-        if connection.info.server_version < ORIGIN_OPTION_SINCE:
-            pytest.skip("R8.20: PostgreSQL 15 has no option origin")
         name = f"origin_{twin.publisher.name}"
         connection.execute("select pg_replication_origin_create(%s)", (name,))
     yield name

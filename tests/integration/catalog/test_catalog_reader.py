@@ -98,8 +98,7 @@ def test_columns_have_type_texts_for_ddl(publisher: Database, read: Read) -> Non
 
 
 def test_virtual_and_stored_generated_columns_are_distinguished(publisher: Database, read: Read) -> None:
-    if publisher.rows("select current_setting('server_version_num')::int < 180000") == [(True,)]:
-        pytest.skip("virtual generated columns exist from PostgreSQL 18 on")
+    publisher.require(18, "virtual generated columns")
     publisher.run("create table t (a int, b int generated always as (a + 1) virtual)")
     publisher.run("create publication p for table t where (a > 0)")
 
@@ -231,8 +230,7 @@ def test_inheritance_children_are_separate_members(publisher: Database, read: Re
 
 def test_publish_generated_columns_is_read(publisher: Database, read: Read) -> None:
     """R6.9."""
-    if publisher.rows("select current_setting('server_version_num')::int < 180000") == [(True,)]:
-        pytest.skip("publish_generated_columns exists from PostgreSQL 18 on")
+    publisher.require(18, "publish_generated_columns")
     publisher.run("create publication p with (publish_generated_columns = stored)")
 
     assert read().publication("p").publish_generated

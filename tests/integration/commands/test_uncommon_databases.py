@@ -18,14 +18,11 @@ TABLE = "create table t (id int primary key, a int)"
 TEMPORAL = """
     create table t (id int4range, valid daterange, v text, primary key (id, valid without overlaps))
 """
-TEMPORAL_SINCE = 180000
 
 
 def test_a_key_without_overlaps_finds_rows_by_equality(twin: Twin) -> None:
     """R8.6: its index is GiST, where the numbers of operators mean other ones than in a btree."""
-    with twin.publisher.connect() as connection:
-        if connection.info.server_version < TEMPORAL_SINCE:
-            pytest.skip("keys WITHOUT OVERLAPS exist from PostgreSQL 18 on")
+    twin.publisher.require(18, "keys WITHOUT OVERLAPS")
     twin.publisher.run(f"{TEMPORAL}; create publication p for table t")
     twin.subscribe("s", "p", tables=TEMPORAL)
     year = "[2020-01-01,2021-01-01)"

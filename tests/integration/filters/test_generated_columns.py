@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-SINCE_18 = 180000
 CHANGES = """
 insert into {table} (id, a) values (1, 1), (2, 6), (3, 20), (4, null);
 update {table} set a = 30 where id = 1;
@@ -31,15 +30,10 @@ delete from {table} where id in (2, 3, 5)
 """
 
 
-def server_version(database: Database) -> int:
-    with database.connect() as connection:
-        return connection.info.server_version
-
-
 @pytest.mark.parametrize("identity", ["full", "using index t_key", "using index t_sources"])
 def test_stored_generated_columns_decide_as_on_the_publisher(twin: Twin, identity: str) -> None:
     """18 sends a generated column of the identity, or refuses the UPDATE (R6.10); before, it is computed."""
-    is_18 = server_version(twin.publisher) >= SINCE_18
+    is_18 = twin.publisher.version >= 18
     if identity == "using index t_key" and not is_18:
         pytest.skip("before 18 the value is unknown: another test")
     option = " with (publish_generated_columns = stored)" if is_18 else ""
@@ -80,8 +74,7 @@ def test_generated_columns_decide_about_inserts_under_any_identity(twin: Twin) -
 
 def test_stored_value_decides_not_the_present_expression(twin: Twin) -> None:
     """R3.13: a partition may have another expression than its root, and a function another body since."""
-    if server_version(twin.publisher) < SINCE_18:
-        pytest.skip("before 18 the values are not sent")
+    twin.publisher.require(18, "publish_generated_columns")
     twin.publish(
         "create function f(int) returns int immutable language sql return $1 * 2;\n"
         "create table t (id int primary key, a int, g int generated always as (f(a)) stored);\n"
@@ -111,8 +104,7 @@ def test_stored_value_decides_not_the_present_expression(twin: Twin) -> None:
 
 def test_virtual_generated_columns_decide_as_on_the_publisher(twin: Twin) -> None:
     """R3.13: 18 expands them, so they may be used where the identity has what they are computed from."""
-    if server_version(twin.publisher) < SINCE_18:
-        pytest.skip("this server has no virtual generated columns")
+    twin.publisher.require(18, "virtual generated columns")
     virtual = "create table {} (id int primary key, a int, v int generated always as ({}) virtual)"
     twin.publish(
         f"{virtual.format('by_key', 'id * 2')};\n{virtual.format('by_row', 'a * 2')};\n"

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.spark
 SCHEMA_NAMES = ("route", "kind", "number", "old", "new")
 SCHEMA = "route int, kind string, number int, old array<string>, new array<string>"
 Change = tuple[object, ...]
-VIRTUAL_SINCE = 180000
 
 
 def compiled_on_server(filtered: FilteredTable, text: str, *, publication: str = "") -> ServerFilter:
@@ -44,12 +43,6 @@ def asked(
         frame, checks, database.dsn, rows={"old": "old_verdicts", "new": "new_verdicts"}
     )
     return sorted(answered.collect(), key=lambda row: row.number)
-
-
-def skip_before(database: Database, version: int, what: str) -> None:
-    with database.connect() as connection:
-        if connection.info.server_version < version:
-            pytest.skip(f"this server has no {what}")
 
 
 def test_check_is_evaluated_only_for_rows_of_its_routes_and_kinds(
@@ -207,7 +200,7 @@ def test_unreachable_server_is_named_as_the_cause(publisher: Database, spark: Sp
 
 def test_generated_columns_are_computed_by_the_server(publisher: Database, spark: SparkSession) -> None:
     """R3.13: the wire omits them; a virtual one (18) fails only where it is read."""
-    skip_before(publisher, VIRTUAL_SINCE, "virtual generated columns")
+    publisher.require(18, "virtual generated columns")
     publisher.run(
         'create table t (id int, "a""b" int, row int,'
         ' g int generated always as ("a""b" * 2) stored, w int generated always as (100 / row) virtual)'
@@ -268,7 +261,7 @@ def test_filter_without_columns_is_answered(publisher: Database, spark: SparkSes
 
 def test_column_keeps_its_collation(publisher: Database, spark: SparkSession) -> None:
     """R3.16: the printed filter does not name a column's own collation. C folds ASCII only."""
-    skip_before(publisher, VIRTUAL_SINCE, "pg_unicode_fast")
+    publisher.require(18, "pg_unicode_fast")
     publisher.run('create table t (id int, plain text collate "C", folded text collate pg_unicode_fast)')
     filtered = FilteredTable(publisher)
     compiled = [compiled_on_server(filtered, f"upper({name}) = 'É'") for name in ("plain", "folded")]

@@ -289,18 +289,22 @@ PUBLICATIONS = {"agree": ("agree1", "agree2")}
 
 def test_alterations_take_effect_at_the_native_position(twin: Twin) -> None:
     """R9.10, R9.11: every case at once, in one window."""
-    for case in TOGETHER.values():
+    # R1.19: a native slot stands still while a publication is missing, before 18 for good.
+    cases = {
+        name: case for name, case in TOGETHER.items() if case is not LIFE or twin.publisher.version >= 18
+    }
+    for case in cases.values():
         twin.publisher.run(f"{case.tables}; {case.publications}")
-    everything = ";".join(case.subscriber or case.tables for case in TOGETHER.values())
-    names = [name for case in TOGETHER for name in PUBLICATIONS.get(case, (case,))]
+    everything = ";".join(case.subscriber or case.tables for case in cases.values())
+    names = [name for case in cases for name in PUBLICATIONS.get(case, (case,))]
     twin.subscribe("s", *names, tables=everything)
     twin.sync()
 
-    for case in TOGETHER.values():
+    for case in cases.values():
         twin.publish(case.script)
     twin.sync()
 
-    for case in TOGETHER.values():
+    for case in cases.values():
         for table, rows in case.expected.items():
             assert twin.rows("s", table) == rows, table
 

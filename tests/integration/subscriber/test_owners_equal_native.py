@@ -148,6 +148,7 @@ class Roles:
 def roles(twin: Twin) -> Iterator[Roles]:
     names = {name: f"{name}_of_{twin.publisher.name}" for name in ("alice", "bob", "role")}
     database = twin.database()
+    database.require(16, "workers that act as the tables' owners (R8.21)")
     for name in names.values():
         database.run(f"create role {name} login")
     made = Roles(twin, names)

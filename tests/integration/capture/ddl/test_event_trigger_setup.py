@@ -360,8 +360,7 @@ def test_capture_publications_follow_in_same_transaction(
 
 def test_values_of_generated_columns_are_captured(publisher: Database, request_for: RequestFor) -> None:
     """R3.13: where a filter reads them, they decide; they are not computed again."""
-    if publisher.rows("select current_setting('server_version_num')::int < 180000") == [(True,)]:
-        pytest.skip("publish_generated_columns exists from PostgreSQL 18 on")
+    publisher.require(18, "publish_generated_columns")
     publisher.run("create table t (id int); create publication p for table t with (publish = 'insert')")
     setup_publisher(request_for())
     settings = (

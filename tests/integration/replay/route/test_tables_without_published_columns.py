@@ -25,6 +25,7 @@ GENERATED = """
 """
 VIRTUAL = "create table g (a int generated always as (7) virtual, b text generated always as ('xy') virtual)"
 PLAIN = "create table g (number serial, b text default 'own', a int default 5, more int default 6)"
+COPIED = "native copies of generated values (R7.6)"
 ROWS = "insert into g select from generate_series(1, 10)"
 
 
@@ -34,6 +35,7 @@ def test_tables_of_generated_columns_are_copied_and_replayed_as_natively(
     twin: Twin, source: str, where: str
 ) -> None:
     """R6.9, R7.3: the copy brings values where the target has plain columns, the stream brings none."""
+    twin.publisher.require(18, COPIED)
     twin.publisher.run(f"{source}; {ROWS}; create publication p for table g {where}")
     twin.subscribe("s", "p", tables=PLAIN)
     twin.sync()
@@ -71,6 +73,8 @@ def test_rows_have_the_defaults_of_a_target_that_native_cannot_fill(
 ) -> None:
     """R8.2: straight into the target, and through staging tables."""
     target, first = TARGETS[name]
+    if twin.publisher.version < 18:
+        first = first.replace("xy", "")  # R7.6: before, no copy has generated values
     twin.publisher.run(f"{GENERATED}; insert into g select from generate_series(1, 1000)")
     twin.publisher.run("create publication p for table g")
     twin.subscribe("s", "p", tables=target, native=False, snapshot_chunk=chunk)
@@ -87,6 +91,7 @@ def test_rows_have_the_defaults_of_a_target_that_native_cannot_fill(
 
 def test_staged_rows_have_the_generated_values(twin: Twin) -> None:
     """A copy in several chunks, and one that replaces rows, are what a copy in one piece is."""
+    twin.publisher.require(18, COPIED)
     twin.publisher.run(f"{GENERATED}; insert into g select from generate_series(1, 1000)")
     twin.publisher.run("create publication p for table g")
     twin.subscribe("s", "p", tables=PLAIN, snapshot_chunk="8kB")
