@@ -48,7 +48,6 @@ create function public.evil(text) returns text language plpgsql immutable as
 _TYPE_SQL, _COLLATION_SQL, _GENERATION_SQL, _GENERATION_TREE = 5, 6, 8, 9
 _TREE, _FILTER_SQL = 2, 3
 
-SINCE_18: Final = 180000
 LOWER: Final = 870
 TRACES: Final = (
     "select 'table', oid from pg_class where relname = 'pwned' union all"
@@ -80,9 +79,8 @@ HOSTILE_TEXTS: Final = {
 
 
 def subscribe(twin: Twin) -> None:
-    [(version,)] = twin.publisher.rows("select current_setting('server_version_num')::int")
     # From 18 on, the values of stored ones are captured.
-    table = TABLE.format("virtual" if version >= SINCE_18 else "stored")
+    table = TABLE.format("virtual" if twin.publisher.version >= 18 else "stored")
     twin.publisher.run(
         f"{table}; create publication p for table t where ({FILTER}); alter table t replica identity full"
     )

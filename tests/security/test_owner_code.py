@@ -121,7 +121,7 @@ CODE_IN: Final = {
 }
 WITHOUT_NATIVE: Final = frozenset({"trigger of TRUNCATE"})
 """Native's worker is in no restricted operation any more when it fires this: `held` makes a superuser."""
-NATIVE_RUNS_AS_OWNER_SINCE: Final = 160000
+NATIVE_RUNS_AS_OWNER_SINCE: Final = 16
 """Before, the owner's code runs natively as the subscription's owner, and each attack succeeds."""
 DEFAULT_VALUES: Final = ("{a}", "{b}", "{c}")
 VALUES: Final = {"domain in a composite type": ("(a)", "(b)", "(c)")}
@@ -196,8 +196,7 @@ def test_code_in_a_table_runs_as_its_owner(twin: Twin, owner: Stranger, kind: st
     )
     script = CODE_IN[kind].replace("{A}", a).replace("{B}", b).replace("{C}", c)
     parts = ["part"] if "partition" in kind else []
-    [(version,)] = twin.publisher.rows("select current_setting('server_version_num')::int")
-    sides = Sides(twin, version >= NATIVE_RUNS_AS_OWNER_SINCE and kind not in WITHOUT_NATIVE)
+    sides = Sides(twin, twin.publisher.version >= NATIVE_RUNS_AS_OWNER_SINCE and kind not in WITHOUT_NATIVE)
     twin.subscribe("s", "p", tables=own(owner, script, *parts), native=sides.has_native)
 
     sides.apply()

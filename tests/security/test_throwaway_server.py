@@ -11,7 +11,7 @@ import pytest
 
 from cdc_replay.errors import ThrowawayServerFailed
 from cdc_replay.postgres import throwaway_server
-from embedded.postgres import binaries
+from embedded.postgres import Cluster, binaries
 from fixtures.postgres import Database
 
 
@@ -23,9 +23,10 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_the_password_is_not_written_into_a_file_of_others(
-    folder: Path, publisher: Database, monkeypatch: pytest.MonkeyPatch
+    folder: Path, publisher_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the moment in which `nobody` gets the folder and that in which root writes into it."""
+    major = Database(publisher_cluster, "postgres").version
     victim = folder / "passwd"
     victim.write_text("root:x:0:0", encoding="ascii")
 
@@ -37,7 +38,7 @@ def test_the_password_is_not_written_into_a_file_of_others(
     monkeypatch.setattr(secrets, "token_hex", plant)
     with (
         pytest.raises(ThrowawayServerFailed, match="create"),
-        throwaway_server.throwaway_server(publisher.version, bin_folder=binaries()),
+        throwaway_server.throwaway_server(major, bin_folder=binaries()),
     ):
         pass
 

@@ -39,7 +39,6 @@ from fixtures.postgres import Database, create_database
 
 NewCluster = Callable[..., Cluster]
 
-FAILOVER_SLOTS_SINCE = 170000
 COPY_ALL_AGAIN = ("cdc-replay teardown", "cdc-replay setup", "cdc-replay snapshot", "--table")
 
 
@@ -85,9 +84,7 @@ def wait_until_replayed(primary: Database, standby: Database) -> None:
 
 def synchronise_slots(captured: Captured, primary: Database, standby: Database) -> None:
     """Bring the slot to the standby, ready to be taken over: it must not lie before the standby's start."""
-    with connect(primary.dsn, purpose="test") as connection:
-        if connection.info.server_version < FAILOVER_SLOTS_SINCE:
-            pytest.skip("before PostgreSQL 17 a standby does not get the slots of its primary")
+    primary.require(17, "slots that a standby gets of its primary")
 
     def is_synchronised() -> bool:
         primary.run("select pg_log_standby_snapshot()")

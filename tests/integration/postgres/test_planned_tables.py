@@ -156,7 +156,7 @@ def test_a_table_turned_into_a_view_is_refused(publisher: Database, reader: Conn
     """It keeps its oid. 16 and later refuse the rule."""
     table = planned(reader, "keyless")
     rule = 'create rule "_RETURN" as on select to keyless do instead select 1 as id'
-    if publisher.rows("select current_setting('server_version_num')::int >= 160000") == [(True,)]:
+    if publisher.version >= 16:
         with pytest.raises(WrongObjectType):
             publisher.run(rule)
         lock_planned_tables(reader, [table])

@@ -23,6 +23,7 @@ from cdc_replay.postgres.connection import connect
 from cdc_replay.postgres.server_programs import find_programs
 from cdc_replay.postgres.throwaway_server import PREFIX, remove_leftovers, throwaway_server
 from embedded.postgres import Cluster, binaries
+from fixtures.postgres import Database
 
 DEADLINE_SECONDS: Final = 60
 
@@ -42,8 +43,7 @@ with throwaway_server(int(sys.argv[1]), bin_folder=Path(sys.argv[2])) as server:
 @pytest.fixture
 def major(publisher_cluster: Cluster) -> int:
     """The version that the tests run on."""
-    with connect(publisher_cluster.dsn(), purpose="test") as connection:
-        return connection.info.server_version // 10000
+    return Database(publisher_cluster, "postgres").version
 
 
 @pytest.fixture(autouse=True)
