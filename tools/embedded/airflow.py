@@ -282,6 +282,14 @@ class Client:
         """Let the scheduler start no run of this DAG."""
         self.request("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": True})
 
+    def parse_again(self, dag_id: str) -> None:
+        """Let the DAG processor parse this DAG's file; returns when it has."""
+        path = f"/api/v2/dags/{dag_id}"
+        before = self.request("GET", path)
+        self.request("PUT", f"/api/v2/parseDagFile/{before['file_token']}")
+        parsed = "last_parsed_time"
+        wait_for(lambda: self.request("GET", path)[parsed] != before[parsed], f"{dag_id} to be parsed")
+
     def fail(self, run: Run) -> None:
         """Set a run to failed, as Airflow does after the last retry."""
         self.request("PATCH", f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}", {"state": "failed"})
