@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
@@ -93,14 +94,18 @@ class CommitTrigger(BaseEventTrigger):
     async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[str]:
         pause_seconds = LOOK_SECONDS
         watch: Any = None
+        # Not one of the event loop's few threads, in which servers that do not answer keep other triggers.
+        thread = ThreadPoolExecutor(1, thread_name_prefix="watch")
         try:
             while True:
                 try:
                     if watch is None:
-                        watch = await sync_to_async(_open_watch, thread_sensitive=False)(**kwargs)
-                    position = await sync_to_async(watch.look, thread_sensitive=False)()
+                        watch = await _in(thread, _open_watch)(**kwargs)
+                    position = await _in(thread, watch.look)()
                 # Whatever is wrong, the next look may find it mended; the schedule captures meanwhile.
                 except Exception as error:  # noqa: BLE001
+                    # It may be the configuration, or the publisher may be another server now.
+                    watch = None
                     pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
                     logger.warning("asking again in %s s: %s", pause_seconds, error)
                 else:
@@ -111,6 +116,7 @@ class CommitTrigger(BaseEventTrigger):
         finally:
             if watch is not None:
                 watch.close()
+            thread.shutdown(wait=False)
 
     async def filter_shared_stream(self, shared_stream: AsyncIterator[str]) -> AsyncIterator[TriggerEvent]:
         async for position in shared_stream:
@@ -169,6 +175,10 @@ class LagTrigger(BaseEventTrigger):
             if stuck := {name for name, _ in lagging & lagged}:
                 yield TriggerEvent({"subscriptions": sorted(stuck)})  # type: ignore[no-untyped-call]
             lagged = lagging
+
+
+def _in(thread: ThreadPoolExecutor, function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    return sync_to_async(function, thread_sensitive=False, executor=thread)
 
 
 def _due_replays(publisher: str, subscriptions: list[str]) -> frozenset[tuple[str, str]]:

@@ -7,7 +7,8 @@
 | captured yet                                    | capture runs, or waits to be run                        |
 | is beyond, but somebody follows the publisher   | the same as if it was announced: it is captured         |
 | is beyond all that is known                     | a peek, bounded to one transaction, looks for a change; |
-|                                                 | if there is one, the position is announced              |
+|                                                 | if there is one, or too much to decode before it, the   |
+|                                                 | position is announced                                   |
 
 WAL without a captured change (of other tables and databases, of vacuum and checkpoints) is retained by the
 slot, and decoded again by each peek. So the watch itself captures such a range, which holds nothing, once it
@@ -24,6 +25,8 @@ import enum
 import time
 from dataclasses import dataclass, field
 from typing import Final
+
+import psycopg
 
 from cdc_replay.capture.followers import has_follower
 from cdc_replay.capture.pull import CaptureSource, capture_changes
@@ -92,7 +95,7 @@ class CommitWatch:
     source: CaptureSource
     state: WatchState
     answer_seconds: float
-    """How long the publisher may take to answer."""
+    """How long the publisher may take to answer, or to look for a change."""
     _connected: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _connection: Connection | None = None
 
@@ -148,17 +151,22 @@ class CommitWatch:
         if has_follower(connection, self.source):
             state.announce(_now(), position)
             return Step.NOTHING, position
-        if has_changes(connection, self._options(), upto_lsn=position):
+        if self._has_changes(connection, position):
             return Step.PEEK, position
         state.empty_to = position
         return state.next_step(_now(), position, confirmed), position
 
+    def _has_changes(self, connection: Connection, position: Lsn) -> bool:
+        """Whether there is a change up to `position`, or too much WAL for a look, but not for a capture."""
+        options = PeekOptions(self.source.slot, tuple(CAPTURE_PUBLICATIONS.values()))
+        try:
+            return has_changes(connection, options, upto_lsn=position)
+        except psycopg.errors.QueryCanceled:  # after `answer_seconds`
+            return True
+
     def _announce(self, position: Lsn) -> Lsn:
         self.state.announce(_now(), position)
         return position
-
-    def _options(self) -> PeekOptions:
-        return PeekOptions(self.source.slot, tuple(CAPTURE_PUBLICATIONS.values()))
 
 
 def _now() -> float:

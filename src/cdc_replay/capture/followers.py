@@ -12,9 +12,14 @@ _HAS_FOLLOWER: Final = """
     select exists (
         select from pg_catalog.pg_stat_activity
         where application_name = %s and usename = current_user and datname = current_database()
+            and state_change > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => %s)
     )
 """
 _LONGEST_NAME: Final = 63
+
+SILENT_SECONDS: Final = 10.0
+"""Who follows asks for the publisher's position at least five times a second. Who has not asked for so long
+applies a large window, or its host is lost: others should capture."""
 
 
 def connect_follower(source: CaptureSource) -> AbstractContextManager[Connection]:
@@ -23,9 +28,9 @@ def connect_follower(source: CaptureSource) -> AbstractContextManager[Connection
 
 
 def has_follower(connection: Connection, source: CaptureSource) -> bool:
-    """Whether there is such a session of the same role."""
+    """Whether there is such a session of the same role, and it is in use."""
     name = f"cdc_replay {_purpose(source)}"[:_LONGEST_NAME]
-    [(is_followed,)] = connection.execute(_HAS_FOLLOWER, (name,)).fetchall()
+    [(is_followed,)] = connection.execute(_HAS_FOLLOWER, (name, SILENT_SECONDS)).fetchall()
     return bool(is_followed)
 
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from cdc_replay.capture import commit_watch
+from cdc_replay.capture import commit_watch, followers
 from cdc_replay.capture.capture_to import capture_to
 from cdc_replay.capture.commit_watch import CommitWatch, WatchState
 from cdc_replay.capture.followers import connect_follower
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.postgres.connection import Connection
 from fixtures.captured import Captured
 from fixtures.postgres import Database
 
@@ -62,4 +63,42 @@ def test_only_a_change_that_the_log_lacks_is_announced_and_the_slot_moves_withou
     with pytest.raises(psycopg.OperationalError):
         watch.look()
     assert watch.look() is not None
+    watch.close()
+
+
+def test_what_takes_too_long_to_look_through_is_captured(
+    publisher: Database, set_up: Callable[..., Captured], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher.run("create table t (id int); create publication p for table t")
+    source = set_up().source
+    watch = CommitWatch(source, WatchState(0.0, 60.0, moved_at=0.0), answer_seconds=2.0)
+    capture_to(source)
+    publisher.run("insert into t values (1)")
+
+    def decode_for_ever(connection: Connection, *_: object, **__: object) -> bool:
+        connection.execute("select pg_sleep(600)")
+        return True
+
+    with monkeypatch.context() as much:
+        much.setattr(commit_watch, "has_changes", decode_for_ever)
+        assert watch.look() is not None
+    assert watch.look() is None, "it is announced"
+    assert capture_to(source).transactions == 1
+    publisher.run("insert into t values (2)")
+    assert watch.look() is not None, "the session is still of use"
+    watch.close()
+
+
+def test_who_follows_and_does_nothing_leaves_the_capture_to_others(
+    publisher: Database, set_up: Callable[..., Captured], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher.run("create table t (id int); create publication p for table t")
+    source = set_up().source
+    watch = CommitWatch(source, WatchState(0.0, 0.0, moved_at=0.0), answer_seconds=60.0)
+    capture_to(source)
+    with connect_follower(source):
+        publisher.run("insert into t values (1)")
+        assert watch.look() is None
+        monkeypatch.setattr(followers, "SILENT_SECONDS", 0.0)
+        assert watch.look() is not None
     watch.close()
