@@ -28,13 +28,13 @@ for name in ("capture__shop", "watch__shop"):
 """
 
 TRIGGER = """
-import asyncio
+import asyncio, threading
 from cdc_replay.airflow import triggers
 from cdc_replay.errors import ServerUnavailable
 
 triggers.LOOK_SECONDS = 0.001
 looks = [None, ServerUnavailable("restarts"), "0/10", None, "0/20"]
-opened, closed = [], []
+opened, closed, busy = [], [], threading.Event()
 
 class Watch:
     def look(self):
@@ -54,14 +54,36 @@ triggers._open_watch = open_watch
 async def events():
     found = []
     trigger = triggers.CommitTrigger("shop", 2.0, 60.0)
+    # Servers that do not answer keep other triggers, in all threads of the loop.
+    others = [asyncio.get_running_loop().run_in_executor(None, busy.wait) for _ in range(100)]
     run = trigger.run()
     async for event in run:
         found.append(event.payload)
         if len(found) == 2:
             await run.aclose()
+            busy.set()
+            await asyncio.gather(*others)
             return found
 
 answer = {"events": asyncio.run(events()), "opened": opened}
+"""
+
+UNKNOWN_DAG = """
+from types import SimpleNamespace
+from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
+from airflow.sdk.execution_time.comms import ErrorResponse
+from cdc_replay.airflow.operators.in_process import WatchOperator
+
+def get_dag(dag_id):
+    if dag_id == "replay__two":
+        raise AirflowRuntimeError(
+            ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail={"status_code": 404, "message": "unknown"})
+        )
+    return SimpleNamespace(is_paused=False)
+
+watch = WatchOperator(task_id="watch", publisher="shop", groups=[])
+context = {"ti": SimpleNamespace(get_dag=get_dag, get_dr_count=lambda dag_id, states: 0)}
+answer = [watch._is_idle(group, context) for group in ("one", "two", "three")]
 """
 
 
@@ -90,7 +112,14 @@ def test_a_bad_interval_is_an_import_error_that_says_what_to_write(run_in_airflo
     assert all("as in 1-60" in error for error in answer)
 
 
-def test_a_publisher_that_does_not_answer_ends_no_watch(run_in_airflow: RunInAirflow) -> None:
+def test_no_server_that_does_not_answer_ends_a_watch_or_keeps_it(run_in_airflow: RunInAirflow) -> None:
+    """After an error the configuration is read again: it may have another password, or server."""
     answer = run_in_airflow(TRIGGER)
     assert answer["events"] == [{"to_lsn": "0/10"}, {"to_lsn": "0/20"}]
-    assert answer["opened"] == [{"publisher": "shop", "least_seconds": 2.0, "greatest_seconds": 60.0}]
+    assert answer["opened"] == 2 * [{"publisher": "shop", "least_seconds": 2.0, "greatest_seconds": 60.0}]
+
+
+def test_a_group_whose_replay_airflow_does_not_know_keeps_no_other_from_being_replayed(
+    run_in_airflow: RunInAirflow,
+) -> None:
+    assert run_in_airflow(UNKNOWN_DAG) == [True, False, True]

@@ -7,11 +7,17 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.providers.standard.operators.branch import BaseBranchOperator
 from airflow.sdk import BaseOperator, BaseOperatorLink, Context
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
+from airflow.sdk.exceptions import (
+    AirflowFailException,
+    AirflowRuntimeError,
+    AirflowSkipException,
+    AirflowTaskTimeout,
+)
 
 from cdc_replay.airflow import assets, metrics
 from cdc_replay.airflow.alarm_watch import tell_alarms
@@ -209,14 +215,18 @@ class WatchOperator(BaseBranchOperator):
             return []
         return [group for group, members in self.members.items() if not due.keys().isdisjoint(members)]
 
-    @staticmethod
-    def _is_idle(group: str, context: Context) -> bool:
-        """Whether the group's replay DAG is not paused, and has no queued or running run."""
+    def _is_idle(self, group: str, context: Context) -> bool:
+        """Whether the group's replay DAG is known, not paused, and has no queued or running run."""
         dag_id = replay_dag(group)
         task: Any = context["ti"]
-        if task.get_dag(dag_id).is_paused:
+        try:
+            is_paused = task.get_dag(dag_id).is_paused
+        except AirflowRuntimeError as error:
+            if (error.error.detail or {}).get("status_code") != HTTPStatus.NOT_FOUND:
+                raise
+            self.log.warning("Airflow knows no DAG %s: group %s is not replayed", dag_id, group)
             return False
-        return not task.get_dr_count(dag_id, states=["queued", "running"])
+        return not is_paused and not task.get_dr_count(dag_id, states=["queued", "running"])
 
 
 class ValidateOperator(TellsLineage, CommandOperator):
