@@ -73,8 +73,9 @@ def test_it_follows_the_compose_specification() -> None:
 
 def test_all_parts_are_there(compose: dict[str, Any]) -> None:
     assert set(compose["services"]) == {
-        "publisher", "subscriber", "airflow-db", "airflow-init", "airflow-api-server", "airflow-scheduler",
-        "airflow-dag-processor", "airflow-triggerer", "spark-connect", "spark-master", "spark-worker",
+        "publisher", "subscriber", "airflow-db", "airflow-init", "airflow-api-server", "task-network",
+        "airflow-scheduler", "airflow-dag-processor", "airflow-triggerer", "spark-connect", "spark-master",
+        "spark-worker",
     }  # fmt: skip
 
 
@@ -96,6 +97,15 @@ def test_services_wait_for_services_that_exist_and_say_for_what(compose: dict[st
         for name, how in service.get("depends_on", {}).items():
             healthy = "healthcheck" in services[name]
             assert how["condition"] == ("service_healthy" if healthy else "service_completed_successfully")
+
+
+def test_no_service_is_in_the_network_of_one_that_may_be_restarted(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    modes = {service["network_mode"] for service in services.values() if "network_mode" in service}
+    for owner in (services[mode.removeprefix("service:")] for mode in modes):
+        assert owner["command"] == ["sleep", "infinity"]
+        # By this name executors call the driver, and the API server asks for logs.
+        assert owner["networks"]["default"]["aliases"] == [owner["hostname"]] == ["airflow-scheduler"]
 
 
 def test_ports_are_open_on_loopback_only(compose: dict[str, Any]) -> None:
