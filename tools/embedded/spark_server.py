@@ -29,6 +29,8 @@ class SparkServer:
     master: str = "local[2]"
     token: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Of Spark, beside those that the server has anyway."""
     port: int = field(default_factory=free_port)
     _process: subprocess.Popen[bytes] | None = None
 
@@ -52,6 +54,7 @@ class SparkServer:
                 [
                     *(sys.executable, "-m", "cdc_replay.spark.connect_server"),
                     *(f"--port={self.port}", f"--master={self.master}"),
+                    *(f"--conf={key}={value}" for key, value in self.settings.items()),
                 ],
                 stdout=log,
                 stderr=log,

@@ -43,6 +43,9 @@ server that was started again has forgotten the session."""
 
 RELEASE_SECONDS: Final = 2
 
+SIGN_OF_LIFE_SECONDS: Final = 60.0
+"""A server ends a session of which it hears nothing for a while, as when a command waits for a database."""
+
 _CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
 """While it is set, functions of `pyspark.sql` build expressions for a server."""
 
@@ -73,7 +76,7 @@ def connected_to(url: str, name: str, settings: Mapping[str, str]) -> Iterator[N
                     session.conf.set(key, value)
             cores = _count_cores(session)
         cancel_on_termination(lambda: _interrupt(session))
-        with server_session.in_use(ServerSession(session, cores)):
+        with server_session.in_use(ServerSession(session, cores)), _kept(session):
             yield
     finally:
         if session is not None:
@@ -100,6 +103,23 @@ def _count_cores(session: RemoteSession) -> int:
         return int(configured)
     [(last,)] = session.range(0, 1 << 16).agg(F.max(F.spark_partition_id())).collect()
     return int(last) + 1
+
+
+@contextlib.contextmanager
+def _kept(session: RemoteSession) -> Iterator[None]:
+    """Inside the context, the server hears of the session every now and then."""
+    is_over = threading.Event()
+
+    def give_signs() -> None:
+        while not is_over.wait(SIGN_OF_LIFE_SECONDS):
+            with contextlib.suppress(Exception):
+                session.conf.get("spark.app.name")
+
+    threading.Thread(target=give_signs, name="signs of life", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
 
 
 def _interrupt(session: RemoteSession) -> None:

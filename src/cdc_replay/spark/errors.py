@@ -56,7 +56,7 @@ class SparkServerUnavailable(SparkJobFailed):
     def __init__(self, action: str) -> None:
         super().__init__(
             f"the Spark Connect server is unavailable: {action} was not completed",
-            detail="It does not answer, or was started again, which ends its sessions.",
+            detail="It does not answer, or has ended the session, as when it was started again.",
             hint="Start it (docs/how-to/warm-spark.md), check host and port of the connection, and whether it"
             " ended for lack of memory. Then run the command again: uncommitted work is repeated.",
         )

@@ -49,6 +49,17 @@ answer["jvm"] = SparkContext._gateway is not None
 print(json.dumps(answer))
 """
 
+WAITING = """
+import sys, time
+from cdc_replay.spark import connect
+from cdc_replay.spark.session import SESSION_DEFAULTS, spark_session
+connect.SIGN_OF_LIFE_SECONDS = 0.5
+with connect.connected_to(sys.argv[1], "waiting", SESSION_DEFAULTS):
+    session = spark_session("waiting")
+    time.sleep(8)
+    print(session.range(10).count())
+"""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkServer]:
@@ -158,3 +169,14 @@ def test_a_server_that_is_gone_is_a_transient_error_with_a_remedy(server: SparkS
     assert f"localhost:{server.port}" in answer["text"]
     assert TOKEN not in answer["text"]
     assert run(server, config, "snapshot", "s")["results"]
+
+
+def test_a_session_is_kept_while_its_command_waits_for_a_database(tmp_path: Path) -> None:
+    manager = "spark.connect.session.manager"
+    settings = {f"{manager}.defaultSessionTimeout": "2s", f"{manager}.maintenanceInterval": "1s"}
+    with SparkServer(tmp_path, master="local[1]", settings=settings) as server:
+        done = subprocess.run(
+            [sys.executable, "-c", WAITING, server.url],
+            env=os.environ, capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+    assert done.stdout == "10\n", done.stderr

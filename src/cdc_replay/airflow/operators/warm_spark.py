@@ -14,7 +14,7 @@ from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowException
 
-from cdc_replay.errors import Retry
+from cdc_replay.errors import InvalidConfiguration, Retry
 from cdc_replay.spark.job_outcome import JobOutcome
 
 logger = logging.getLogger(__name__)
@@ -23,10 +23,24 @@ CONNECT_TYPE: Final = SparkConnectHook.conn_type
 
 
 def connect_url(conn_id: str) -> str | None:
-    """The URL of a Spark Connect connection, with its token; None if the connection is of another type."""
-    if BaseHook.get_connection(conn_id).conn_type != CONNECT_TYPE:
+    """The URL of a Spark Connect connection, with its token; None if the connection is of another type.
+
+    Raises:
+        InvalidConfiguration: if it has no host, or more than that.
+    """
+    connection = BaseHook.get_connection(conn_id)
+    if connection.conn_type != CONNECT_TYPE:
         return None
-    return SparkConnectHook(conn_id).get_connection_url()
+    hint = "Give the server's name or address, such as localhost; the port has a field of its own."
+    if not connection.host:
+        raise InvalidConfiguration(f'connection "{conn_id}" has no host', hint=hint)
+    try:
+        url = SparkConnectHook(conn_id).get_connection_url()
+    except ValueError:
+        raise InvalidConfiguration(f'the host of connection "{conn_id}" has a path', hint=hint) from None
+    # The hook leaves the slashes of a token as they are, and pyspark shows what it takes for a path.
+    server, separator, parameters = url.partition("/;")
+    return server + separator + parameters.replace("/", "%2F")
 
 
 def run_on_server(
