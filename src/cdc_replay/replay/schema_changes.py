@@ -16,6 +16,7 @@ A window also ends, and another one follows, where changes of one table cannot b
 |----------------------------------------------------|-----------------------------------------------------|
 | no key on the subscriber, and other columns        | rows are found by all columns sent (R8.10)          |
 | rows can be found, and cannot (R8.6, R8.7)         | what can be applied is applied, as natively         |
+| other types of the columns that rows are found by  | the same key may be written in another way          |
 """
 
 from __future__ import annotations
@@ -68,18 +69,27 @@ def _unfit_truncates(unfit: Iterable[Route], fitting: Iterable[Route]) -> SentCh
 
 
 def _foldable_versions(routes: Iterable[Route]) -> Iterator[frozenset[int]]:
-    """Relation versions that can be folded together, for each leaf with several such groups.
+    """Relation versions of a target that can be folded together, where there are several such groups.
 
-    They agree on whether rows can be found, and on the columns, where rows are found by all of them.
+    Those of a leaf agree on whether rows can be found, and on the columns, where rows are found by all of
+    them. Those of all leaves, and of tables that took their place, agree on the types of these columns.
     """
-    groups: dict[RelationId, dict[Hashable, set[int]]] = {}
+    groups: dict[RelationId | None, dict[Hashable, set[int]]] = {}
     for route in routes:
         columns = None if route.target.is_keyed else route.columns
-        leaf_groups = groups.setdefault(route.relation.id, {})
-        leaf_groups.setdefault((columns, route.refusal is None), set()).add(route.relation.version)
-    for leaf_groups in groups.values():
-        if len(leaf_groups) > 1:
-            yield from map(frozenset, leaf_groups.values())
+        for leaf, kind in (
+            (route.relation.id, (columns, route.refusal is None)),
+            (None, _identity_types(route)),
+        ):
+            groups.setdefault(leaf, {}).setdefault(kind, set()).add(route.relation.version)
+    for by_kind in groups.values():
+        if len(by_kind) > 1:
+            yield from map(frozenset, by_kind.values())
+
+
+def _identity_types(route: Route) -> frozenset[tuple[str, int, int]]:
+    columns = (column for column in route.relation.columns if column.name in route.target.identity)
+    return frozenset((column.name, column.type_oid, column.typmod) for column in columns)
 
 
 def _lacks_columns(route: Route, targets: Mapping[QualifiedName, TargetTable]) -> bool:

@@ -41,7 +41,7 @@ Begin: TypeAlias = Callable[[TargetTable, TargetSession], TableMerge]
 """Begins the merge of a target."""
 
 _DELETE: Final = (TableMerge.delete,)
-_USUAL: Final = (TableMerge.delete, TableMerge.update, TableMerge.insert)
+_USUAL: Final = (TableMerge.delete, TableMerge.check, TableMerge.update, TableMerge.insert)
 
 
 def merge_group(
@@ -105,7 +105,7 @@ class _Steps:
             elif self._takes_freed_keys(target):
                 return False
             else:
-                self._run(target, (TableMerge.insert, TableMerge.update))
+                self._run(target, (TableMerge.check, TableMerge.insert, TableMerge.update))
         for target in reversed(self.group):
             if target.oid in referenced:
                 self._run(target, _DELETE)
@@ -116,7 +116,7 @@ class _Steps:
         for target in reversed(self.group):
             self._run(target, _DELETE)
         for target in self.group:
-            self._run(target, (TableMerge.update, TableMerge.insert))
+            self._run(target, (TableMerge.check, TableMerge.update, TableMerge.insert))
         self._refuse_lost_rows()
 
     def _refuse_lost_rows(self) -> None:

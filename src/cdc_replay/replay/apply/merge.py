@@ -3,22 +3,22 @@
 The order makes conflicts visible and key collisions impossible; `replay.apply.linked_tables` has another one:
 
     1. delete     rows that the window deletes
-    2. update     rows in place, only the columns sent (R8.3), keys included, so that row triggers see an
-                  UPDATE, as in a native worker (R8.13)
-    3. detach     where rows exchange keys or values of a unique constraint, the updated rows leave the table
-                  instead, whole, with the values that were sent
-    4. check      a subscriber's row blocks a key at which the window inserted and deleted a row, or to which
+    2. check      a subscriber's row blocks a key at which the window inserted and deleted a row, or to which
                   it moved a row and away again; transient keys that were not staged are, before all steps,
                   if the target can have them (`replay.apply.transient_keys`)
+    3. update     rows in place, only the columns sent (R8.3), keys included, so that row triggers see an
+                  UPDATE, as in a native worker (R8.13)
+    4. detach     where rows exchange keys or values of a unique constraint, the updated rows leave the table
+                  instead, whole, with the values that were sent
     5. reinsert   detached rows; a row with their new key blocks them
     6. insert     new rows; columns not sent get their default (R8.2); a row with their key blocks them
 
-A row that still exists in steps 4, 5 and 6 is not the window's own, so swaps and chains of keys never
-collide. Before transient keys are checked, rows whose key changes are detached, not updated in place; so are
-rows in which UPDATE would set a column GENERATED ALWAYS AS IDENTITY, which it cannot (R8.14). At transit keys
-the window's own rows are told apart by their keys, before they move.
+A row that still exists in steps 5 and 6 is not the window's own, so swaps and chains of keys never collide.
+In step 2 the window's own rows are told apart by their keys, before they move: on the publisher they had left
+such a key, though they may have returned. Rows in which UPDATE would set a column GENERATED ALWAYS AS
+IDENTITY, which it cannot (R8.14), are detached, not updated in place.
 
-Under the policy `error` only step 4 looks for blocking rows: in steps 5 and 6 the unique index finds the
+Under the policy `error` only step 2 looks for blocking rows: in steps 5 and 6 the unique index finds the
 conflict, and the blocking rows are read afterwards, for the message.
 """
 
@@ -140,9 +140,29 @@ class TableMerge:
         if self.staged.count(NetKind.DELETE):
             self._delete()
 
+    def check(self) -> None:
+        """Step 2; before the window has inserted or moved a row."""
+        if not self.staged.table.has_own_key:
+            return
+        if self._has_transient:
+            self._check_transient_keys()
+        if self.staged.count(NetKind.TRANSIT):
+            self._check_transit_keys()
+
     def update(self) -> None:
-        """Steps 2 to 5."""
-        self._update(check_transient=self.staged.table.has_own_key and self._has_transient)
+        """Steps 3 to 5."""
+        updates, moves = self.staged.count(NetKind.UPDATE), self.staged.count(KEY_CHANGED)
+        condition = ANY
+        if updates and self.statements.cannot_update_in_place:
+            self._detach(ANY)
+            updates = 0
+        elif moves and self.statements.cannot_move_in_place:
+            self._detach(KEY_CHANGES)
+            condition, updates = KEY_STAYS, updates - moves
+        if updates:
+            self._update_in_place(condition, updates)
+        for detached in self._detached:
+            self._reinsert(detached)
 
     def insert(self) -> None:
         """Step 6."""
@@ -199,14 +219,17 @@ class TableMerge:
     def _delete(self) -> None:
         staged = self.staged.count(NetKind.DELETE)
         with self.connection.transaction() as savepoint:
-            deleted = self._execute_joined(NetKind.DELETE, self.statements.delete(NetKind.DELETE))
+            deleted = self._execute_joined(NetKind.DELETE, self.statements.delete())
             if deleted < staged:
                 # Only DELETE RETURNING shows which rows are missing: a join that is rarely needed.
                 raise psycopg.Rollback(savepoint)
-        self.merged.delete += deleted if deleted == staged else self._delete_and_report(NetKind.DELETE)
+        if deleted < staged:
+            deleted = self._delete_and_report(NetKind.DELETE, self.statements.delete())
+        self.merged.delete += deleted
 
-    def _delete_and_report(self, kind: NetKind) -> int:
-        [(deleted, *missing)] = self.session.query(self.statements.delete_and_report(kind), changes=True)
+    def _delete_and_report(self, kind: NetKind, delete: sql.Composed) -> int:
+        report = self.statements.report_missing_after(delete, kind)
+        [(deleted, *missing)] = self.session.query(report, changes=True)
         self._count_missing(missing)
         return int(deleted)
 
@@ -214,47 +237,28 @@ class TableMerge:
         self._count(ConflictKind.UPDATE_MISSING, *missing[:2])
         self._count(ConflictKind.DELETE_MISSING, *missing[2:])
 
-    def _update(self, *, check_transient: bool) -> None:
-        updates, moves = self.staged.count(NetKind.UPDATE), self.staged.count(KEY_CHANGED)
-        condition = ANY
-        if updates and self.statements.cannot_update_in_place:
-            self._detach(ANY)
-            updates = 0
-        elif moves and (check_transient or self.statements.cannot_move_in_place):
-            # A row that leaves or reaches a key must not be taken for a subscriber's row that blocks it.
-            self._detach(KEY_CHANGES)
-            condition, updates = KEY_STAYS, updates - moves
-        if check_transient:
-            self._check_transient_keys()
-        if self.staged.table.has_own_key and self.staged.count(NetKind.TRANSIT):
-            self._check_transit_keys()
-        if updates:
-            self._update_in_place(condition, updates)
-        for detached in self._detached:
-            self._reinsert(detached)
-
     def _check_transient_keys(self) -> None:
-        rows = sql.SQL("{} as staged").format(self.statements.stage)
-        same = sql.SQL("{} and {}").format(
-            self.statements.staged_rows(NetKind.TRANSIENT), self.statements.key_match
-        )
-        blocking = self.statements.blocking_rows(rows, same)
+        blocking = self._blocking_passed_keys(NetKind.TRANSIENT)
         if self.policy is ConflictPolicy.ERROR:
             self._raise_on_blocking(ConflictKind.INSERT_EXISTS, blocking)
         elif self._count_blocking(ConflictKind.INSERT_EXISTS, blocking):
-            self._delete_and_report(NetKind.TRANSIENT)
+            delete = self.statements.delete_at_passed_keys(NetKind.TRANSIENT)
+            self._delete_and_report(NetKind.TRANSIENT, delete)
             return
         if self.staged.count(TRANSIENT_MAY_MISS):
             self._count_missing(self._row(self.statements.missing_changes(NetKind.TRANSIENT)))
 
     def _check_transit_keys(self) -> None:
         """Changes meant for the row at such a key were applied to the row that moved there."""
-        rows = sql.SQL("{} as staged").format(self.statements.stage)
-        blocking = self.statements.blocking_rows(rows, self.statements.occupies_transit_key)
+        blocking = self._blocking_passed_keys(NetKind.TRANSIT)
         if self.policy is ConflictPolicy.ERROR:
             self._raise_on_blocking(ConflictKind.UPDATE_EXISTS, blocking)
         elif self._count_blocking(ConflictKind.UPDATE_EXISTS, blocking):
-            self._execute(self.statements.delete_at_transit_keys())
+            self._execute(self.statements.delete_at_passed_keys(NetKind.TRANSIT))
+
+    def _blocking_passed_keys(self, kind: NetKind) -> sql.Composed:
+        rows = sql.SQL("{} as staged").format(self.statements.stage)
+        return self.statements.blocking_rows(rows, self.statements.occupies_passed_key(kind))
 
     def _detach(self, condition: sql.SQL) -> None:
         if self.statements.target.acts_on_delete:

@@ -211,20 +211,20 @@ class Statements(PairStatements):
             staged_rows=self.staged_rows(NetKind.DELETE, NetKind.UPDATE, condition=_FREES_KEY),
         )
 
-    def delete(self, kind: NetKind) -> sql.Composed:
-        """Delete matched rows."""
-        return self._fill(_DELETE, staged_rows=self.staged_rows(kind))
+    def delete(self) -> sql.Composed:
+        """Delete the rows of staged DELETEs."""
+        return self._fill(_DELETE, staged_rows=self.staged_rows(NetKind.DELETE))
 
-    def delete_at_transit_keys(self) -> sql.Composed:
-        """Delete the subscriber's rows at keys that rows of the window moved to and left again."""
+    def delete_at_passed_keys(self, kind: NetKind) -> sql.Composed:
+        """Delete the subscriber's rows at transient or transit keys."""
         return self._fill(
-            "delete from {target} as target using {stage} as staged where {occupies_transit_key}",
-            occupies_transit_key=self.occupies_transit_key,
+            "delete from {target} as target using {stage} as staged where {occupied}",
+            occupied=self.occupies_passed_key(kind),
         )
 
-    def delete_and_report(self, kind: NetKind) -> sql.Composed:
-        """Delete matched rows: (deleted, update_missing, keys, delete_missing, keys)."""
-        return self._report_missing(_DELETE_AND_REPORT, kind, delete=self.delete(kind))
+    def report_missing_after(self, delete: sql.Composed, kind: NetKind) -> sql.Composed:
+        """Delete rows of staged changes: (deleted, update_missing, keys, delete_missing, keys)."""
+        return self._report_missing(_DELETE_AND_REPORT, kind, delete=delete)
 
     def missing_changes(self, kind: NetKind) -> sql.Composed:
         """(update_missing, keys, delete_missing, keys) of changes that are known to match no row."""
@@ -368,17 +368,16 @@ class Statements(PairStatements):
             same=self.occupies_detached_key,
         )
 
-    @property
-    def occupies_transit_key(self) -> sql.Composed:
-        """`target` has a key that `staged` moved to and left again, and the window does not update it.
+    def occupies_passed_key(self, kind: NetKind) -> sql.Composed:
+        """`target` has the transient or transit key of `staged`, and the window does not update it.
 
-        An updated row may have a transit key that equals its own key but is written in another way.
+        An updated row may have left that key before; or its own key equals it, written in another way.
         """
         not_updated = self._fill(
             "not exists (select from {stage} as staged where {updated} and {key_match})",
             updated=self.staged_rows(NetKind.UPDATE),
         )
-        return all_of([self.staged_rows(NetKind.TRANSIT), self.key_match, not_updated])
+        return all_of([self.staged_rows(kind), self.key_match, not_updated])
 
     @property
     def occupies_detached_key(self) -> sql.Composed:
