@@ -473,7 +473,7 @@ def _stage(backfill: _BackfillRange, job: WindowJob, group: RoutingGroup) -> tup
     facts = staged.facts.window_facts()
     if facts.unsent:
         for history, is_last in _toast_sources(backfill, job, facts):
-            nulls = NullRule(backfill.read_window)
+            nulls = NullRule(backfill.read_window, facts.unsent_targets)
             staged, unknown = stage_with_values(job, group, facts, history, nulls)
             if is_last or unknown == 0 or staged.facts.missing.rows == 0:
                 break

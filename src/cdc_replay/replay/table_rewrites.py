@@ -5,8 +5,8 @@
 
 The publisher's event trigger emits a message in the same transaction (`catalog.ddl_change`). Replay applies
 the table's earlier and later changes as natively. A window ends after the transaction: the keys of one row
-have two forms at most within that transaction. The commit that advances the table to it marks the table as not compared
-since (`subscription_table.rewritten_at`).
+have two forms at most within that transaction. The commit that advances the table to it marks the table as
+not compared since (`subscription_table.rewritten_at`).
 
 `sync`, `snapshot` and `refresh` compare the values of marked tables (`replay.rewritten_values`). If they are
 killed, the tables stay marked.

@@ -226,9 +226,11 @@ class _GroupRound:
     @classmethod
     def prepare(cls, group: RoutingGroup, facts: WindowFacts, assignment: PartitionAssignment) -> _GroupRound:
         rules = fold_rules(group.routes.tables, facts, group.policy)
-        if group.revision is not None or group.nulls is not None:
-            # Such net changes are not folded again by apply: their tables are folded by whole rows.
-            rules = replace(rules, by_leaf=frozenset(), revision=group.revision, nulls=group.nulls)
+        # Net changes that apply does not fold again, of tables that only apply can fold, are of whole rows.
+        if group.nulls is not None:
+            rules = replace(rules, by_leaf=rules.by_leaf - group.nulls.targets, nulls=group.nulls)
+        if group.revision is not None:
+            rules = replace(rules, by_leaf=frozenset(), revision=group.revision)
         return cls(group, facts, assignment, rules)
 
     def mapper(self, index: RouteIndex, first_part: int, groups: int) -> _GroupMapper:

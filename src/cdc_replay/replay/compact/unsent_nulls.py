@@ -81,10 +81,12 @@ def _first(rows: Iterable[EnteredRow], count: int) -> list[EnteredRow]:
 class NullRule:
     """Where NULL is stored for values that are not found in a window; picklable.
 
-    `accepted` is, by target, the commit up to which a row may have entered; None: NULL is stored nowhere.
+    `targets` are those of unsent values. `accepted` is, by target, the commit up to which a row may have
+    entered; None: NULL is stored nowhere.
     """
 
     window: Window
+    targets: frozenset[int]
     accepted: Mapping[int, Lsn] | None = None
 
     def ordinals(self, changes: pa.RecordBatch) -> Int64s:
@@ -104,9 +106,13 @@ class NullRule:
     def apply(self, net: Iterable[pa.RecordBatch], missing: MissingValues) -> Iterator[pa.RecordBatch]:
         """`net` (NET) with NULL for values where that is stored; adds the rows that lack values to `missing`.
 
-        The result does not carry contingent changes.
+        Those of `targets` do not carry contingent changes any more: folded again, they would lack the values.
+        Each batch with INSERTs is of one target.
         """
         for batch in net:
+            if batch.num_rows and batch["target"][0].as_py() not in self.targets:
+                yield batch
+                continue
             lacking = pc.match_substring_regex(batch["kinds"], f"[u{GIVEN_UP}]")
             lacking = booleans(pc.and_(pc.equal(batch["kind"], NetKind.INSERT.value), lacking))
             kinds = pc.replace_substring(batch["kinds"], GIVEN_UP, "u")

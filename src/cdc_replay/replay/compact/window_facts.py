@@ -38,6 +38,11 @@ class WindowFacts:
         """Grouping by key hash alone is right."""
         return not (self.truncations or self.lineages or self.unsent)
 
+    @property
+    def unsent_targets(self) -> frozenset[int]:
+        """The targets of `unsent`."""
+        return frozenset(target for target, _, _ in self.unsent)
+
 
 NO_FACTS: Final = WindowFacts((), ())
 

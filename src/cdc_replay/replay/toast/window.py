@@ -76,7 +76,8 @@ class _Window:
         plan = self.plan
         job = window_job(ChangeLog.open(publisher.source.change_log), plan.window, publisher.source.dsn)
         group = routing_group([(plan, self.session)])
-        return stage_with_values(job, group, self.facts, history, NullRule(plan.window, _accepted(plan)))
+        nulls = NullRule(plan.window, self.facts.unsent_targets, _accepted(plan))
+        return stage_with_values(job, group, self.facts, history, nulls)
 
     def sources(self, publisher: PublisherAccess) -> ToastSources:
         """The histories that may have the values."""

@@ -17,6 +17,7 @@ from unit.replay.compact.test_fold import delete, insert, update
 from unit.replay.compact.test_shuffle import Placed, routed
 
 WINDOW = Window(Lsn(100), Lsn(200))
+TARGETS = frozenset({0, 1})
 UNSENT = WindowFacts((), (), ((0, 110, 0),))
 
 
@@ -41,7 +42,7 @@ def test_given_up_value_is_null_in_an_insert_and_unsent_in_an_update() -> None:
         (0, insert("c", None, None, lsn=110, kinds=f"t{GIVEN_UP}{GIVEN_UP}")),
         (0, update("c", "c", "1", None, lsn=120, kinds="ttu")),
     ]
-    kinds, missing = staged(changes, NullRule(WINDOW, {}))
+    kinds, missing = staged(changes, NullRule(WINDOW, TARGETS, {}))
     assert kinds == {(0, "a"): "tnn", (0, "b"): "tut", (0, "c"): "ttn"}
     assert (missing.rows, missing.unknown, missing.nulls) == (2, 0, Counter({0: 2}))
     assert [(row.key, row.commit_lsn) for row in missing.first[0]] == [(("a",), Lsn(110)), (("c",), Lsn(110))]
@@ -55,7 +56,7 @@ def test_unsent_value_is_null_up_to_the_accepted_commit_of_its_table() -> None:
         (1, insert("c", None, lsn=110, kinds="tu")),
         (0, update("a", "a", None, lsn=150, kinds="tu")),
     ]
-    kinds, missing = staged(changes, NullRule(WINDOW, {0: Lsn(110)}))
+    kinds, missing = staged(changes, NullRule(WINDOW, TARGETS, {0: Lsn(110)}))
     assert kinds == {(0, "a"): "tn", (0, "b"): "tu", (1, "c"): "tu"}
     assert (missing.rows, missing.unknown, +missing.nulls) == (3, 2, Counter({0: 1}))
     assert missing.first_unknown == [EnteredRow(1, Lsn(110), ("c",), "tu")]
@@ -68,14 +69,14 @@ def test_row_that_leaves_or_gets_the_value_lacks_nothing() -> None:
         (0, delete("a", lsn=120)),
         (0, update("b", "b", "1", lsn=120)),
     ]
-    kinds, missing = staged(changes, NullRule(WINDOW, {}))
+    kinds, missing = staged(changes, NullRule(WINDOW, TARGETS, {}))
     assert kinds == {(0, "a"): None, (0, "b"): "tt"}
     assert missing == MissingValues()
 
 
 def test_backfill_stores_no_null() -> None:
     changes: Placed = [(0, insert("a", None, None, lsn=110, kinds=f"t{GIVEN_UP}u"))]
-    kinds, missing = staged(changes, NullRule(WINDOW))
+    kinds, missing = staged(changes, NullRule(WINDOW, TARGETS))
     assert kinds == {(0, "a"): "tuu"}
     assert (missing.rows, +missing.nulls) == (1, Counter())
 
@@ -84,7 +85,7 @@ def test_first_rows_of_a_table_are_shown_in_commit_order() -> None:
     changes: Placed = [
         (0, insert(str(9 - n), None, lsn=110 + n // 2, kinds=f"t{GIVEN_UP}")) for n in range(9)
     ]
-    _, missing = staged(changes, NullRule(WINDOW, {}))
+    _, missing = staged(changes, NullRule(WINDOW, TARGETS, {}))
     assert missing.nulls == Counter({0: 9})
     assert [row.key for row in missing.first[0]] == [("8",), ("9",), ("6",), ("7",), ("4",)]
 
@@ -92,7 +93,7 @@ def test_first_rows_of_a_table_are_shown_in_commit_order() -> None:
 def test_ordinals_are_in_log_order_and_tell_the_commit() -> None:
     """Also in a window so long that few bits remain for the position in a transaction."""
     for upto in (200, 2**45):
-        rule = NullRule(Window(Lsn(100), Lsn(upto)), {})
+        rule = NullRule(Window(Lsn(100), Lsn(upto)), TARGETS, {})
         lsns, seqs = [101, 101, 120, upto], [0, 7, 3, 2**31 - 1]
         changes = pa.record_batch([pa.array(lsns), pa.array(seqs, pa.int32())], ["commit_lsn", "seq"])
         ordinals = rule.ordinals(changes).tolist()
