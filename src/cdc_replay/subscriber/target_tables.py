@@ -96,6 +96,10 @@ _COLUMNS: Final = """
         select attrelid, attnum, typelem
         from element join pg_type on pg_type.oid = type_oid
         where typelem <> 0
+    ),
+    ordered (type_oid) as (
+        select opcintype from pg_opclass join pg_am on pg_am.oid = opcmethod
+        where amname = 'btree' and opcdefault
     )
     select attribute.attrelid, attribute.attname,
         format_type(attribute.atttypid, attribute.atttypmod),
@@ -119,7 +123,14 @@ _COLUMNS: Final = """
                     ) as number
                 )
             )
-        end
+        end,
+        -- Classes of other kinds of types, and of arrays, are polymorphic.
+        pg_type.typtype <> 'b' or pg_type.typcategory = 'A' or pg_type.oid in (
+            select type_oid from ordered
+            union all
+            select castsource from pg_cast join ordered on type_oid = casttarget
+            where castmethod = 'b' and castcontext = 'i'
+        )
     from pg_attribute as attribute
     join base_type using (attrelid, attnum)
     join pg_type on pg_type.oid = base_type.type_oid and pg_type.typtype <> 'd'
@@ -234,7 +245,7 @@ class TargetColumn:
     a composite type. `collation` is (schema, name), None for types without one. `identity` is
     `pg_attribute.attidentity`. `equality` and `less` are set for columns of the table's identity, `less` only
     if the index has an order. `is_volatile`: its default can differ per row, because it calls a volatile
-    function such as `nextval` or the column is an identity.
+    function such as `nextval` or the column is an identity. `has_order`: its type has a default btree class.
     """
 
     name: str
@@ -245,6 +256,7 @@ class TargetColumn:
     is_generated: bool
     identity: str
     is_volatile: bool
+    has_order: bool
     equality: Operator | None
     less: Operator | None
 
@@ -429,7 +441,8 @@ def _read_columns(connection: Connection, oids: list[int]) -> dict[int, list[tup
 
 
 def _target_column(row: tuple[object, ...], identity: Mapping[str, _Operators]) -> TargetColumn:
-    name, type_sql, base_type_sql, collation_schema, collation, is_opaque, generated, kind, is_volatile = row
+    name, type_sql, base_type_sql, collation_schema, collation, is_opaque, generated, kind, *more = row
+    is_volatile, has_order = more
     return TargetColumn(
         str(name),
         str(type_sql),
@@ -439,5 +452,6 @@ def _target_column(row: tuple[object, ...], identity: Mapping[str, _Operators]) 
         bool(generated),
         str(kind),
         bool(is_volatile),
+        bool(has_order),
         *identity.get(str(name), (None, None)),
     )

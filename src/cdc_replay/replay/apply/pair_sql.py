@@ -42,7 +42,8 @@ _GROUP_BY_LEAF_KEY: Final = """
     select number, leaf, dense_rank() over (order by {key}) from wanted where leaf = any ({oids}::oid[])
 """
 
-# Equal rows are numbered on both sides. Comparing whole records uses each type's own equality.
+# Equal rows are numbered on both sides. Comparing whole records uses each type's own equality, and sorting
+# them its order; types without one are compared as texts.
 _PAIRS_BY_ROW: Final = """
     (
         with numbered as materialized (
@@ -57,7 +58,7 @@ _PAIRS_BY_ROW: Final = """
             from (
                 select target.tableoid as relation, target.ctid as target_ctid, row({target_row}) as content
                 from {target} as target
-                -- Types without equality fail only if there is a row to compare.
+                -- Arrays of types without equality fail only if there is a row to compare.
                 where {elsewhere} and (select count(*) from numbered) > 0
             ) as target
             where exists (select from numbered where numbered.content operator(pg_catalog.=) target.content)
@@ -183,17 +184,20 @@ class PairStatements(TargetSql):
         )
 
     def _pairs_by_row(self, leaves_with_key: Sequence[Leaf]) -> sql.Composed:
-        target_row = [
-            sql.SQL("{}::{}").format(qualified("target", column.name), sql.SQL(column.base_type_sql))
-            for column in self.staged.table.keys
-        ]
+        keys = self.staged.table.keys
+        types = [sql.SQL(key.base_type_sql if key.has_order else "pg_catalog.text") for key in keys]
+
+        def row(values: Iterable[sql.Composable]) -> sql.Composed:
+            typed = zip(values, types, strict=True)
+            return commas(sql.SQL("{}::{}").format(value, type_sql) for value, type_sql in typed)
+
         elsewhere = sql.SQL("target.tableoid <> all ({}::oid[])").format(
             [leaf.oid for leaf in leaves_with_key]
         )
         return self._fill(
             _PAIRS_BY_ROW,
-            columns=commas(qualified("wanted", name) for name in self._base_names),
-            target_row=commas(target_row),
+            columns=row(qualified("wanted", name) for name in self._base_names),
+            target_row=row(qualified("target", key.name) for key in keys),
             elsewhere=elsewhere if leaves_with_key else sql.SQL("true"),
         )
 
