@@ -3,6 +3,15 @@
 Every error that this package raises on purpose is a `CdcReplayError`. As in PostgreSQL it has a message
 (lower case, object quoted, no full stop), an optional detail, and an optional hint with the remedy; in
 addition, the rule of `docs/semantics.md` that it enforces. The class determines whether a retry can help.
+
+Errors are kept, and cross processes, as texts, of which later only the hint may be wanted. But messages and
+names are a server's, and may have any line: so a part begins where a line does, and every further line of a
+part is indented, as in PostgreSQL's log.
+
+    message [rule]
+        a line of the message, even if it is HINT: …
+    DETAIL: …
+    HINT: …
 """
 
 from __future__ import annotations
@@ -13,6 +22,8 @@ from typing import ClassVar, Final
 LONGEST: Final = 20_000
 """Characters of a message, detail or hint. A server may say a gigabyte, in the words of a table's owner, and
 an error is logged, kept and shown again and again."""
+
+_INDENT: Final = "\n    "
 
 
 class Retry(enum.Enum):
@@ -47,12 +58,36 @@ class CdcReplayError(Exception):
         """Schema and name of the subscriber's table, if the error concerns one."""
 
     def __str__(self) -> str:
-        parts = [self.message if self.rule is None else f"{self.message} [{self.rule}]"]
-        if self.detail:
-            parts.append(f"DETAIL: {self.detail}")
-        if self.hint:
-            parts.append(f"HINT: {self.hint}")
-        return "\n".join(parts)
+        message = self.message if self.rule is None else f"{self.message} [{self.rule}]"
+        return join_parts(message, self.detail, self.hint)
+
+
+def join_parts(message: str, detail: str | None = None, hint: str | None = None) -> str:
+    """A text of which `split_parts` makes the same parts, whatever lines they have."""
+    parts = [message]
+    if detail:
+        parts.append(f"DETAIL: {detail}")
+    if hint:
+        parts.append(f"HINT: {hint}")
+    return "\n".join(_INDENT.join(part.splitlines()) for part in parts)
+
+
+def split_parts(text: str) -> tuple[str, str, str]:
+    """The message, detail and hint of the text of an error; those that it lacks are empty.
+
+    Of texts of earlier versions, whose lines are not indented, the last hint is the error's own; one after
+    two blanks is a server's, and remains in the part before.
+    """
+    before, mark, hint = text.rpartition("\nHINT: ")
+    if not mark or hint.startswith(" "):
+        before, hint = text, ""
+    message, _, detail = before.partition("\nDETAIL: ")
+    return message.replace(_INDENT, "\n"), detail.replace(_INDENT, "\n"), hint.replace(_INDENT, "\n")
+
+
+def text_of_error(error: Exception) -> str:
+    """The text of any error to be kept or shown; one that is not ours is only a message."""
+    return str(error) if isinstance(error, CdcReplayError) else join_parts(bounded(str(error).strip()))
 
 
 def bounded(text: str) -> str:

@@ -189,7 +189,7 @@ def _parked(subscription: SubscriptionStatus, subject: str) -> Iterator[Alarm]:
     transaction = subscription.parked_transaction
     if transaction is None:
         return
-    hint = way_out(subscription.subscription, "", transaction, _own_hint(subscription.error or ""))
+    hint = way_out(subscription.subscription, "", transaction, split_hint(subscription.error or "")[1])
     text = f"is parked, before transaction {transaction}: nothing is applied"
     yield Alarm(AlarmKey(subject, AlarmKind.PARKED.value), Severity.CRITICAL, text, hint, lsn=transaction)
 
@@ -202,7 +202,9 @@ def _of_tables(
         transaction = table.parked_transaction
         if transaction is not None:
             key = AlarmKey(subject, AlarmKind.PARKED.value, table.table)
-            hint = way_out(name, f" --table {shlex.quote(table.table)}", transaction, _own_hint(table.state))
+            hint = way_out(
+                name, f" --table {shlex.quote(table.table)}", transaction, split_hint(table.state)[1]
+            )
             text = f"table {table.table} is parked, before transaction {transaction}"
             yield Alarm(key, Severity.WARNING, text, hint, lsn=transaction)
         elif table.sync is TableSync.DROPPED:
@@ -214,15 +216,13 @@ def _of_tables(
 def _replay_failed(subscription: SubscriptionStatus, subject: str) -> Iterator[Alarm]:
     if not subscription.last_replay_failed:
         return
-    hint = (
-        _own_hint(subscription.last_replay or "") or f"Run `cdc-replay replay {subscription.subscription}`."
-    )
+    _, hint = split_hint(subscription.last_replay or "")
     key = AlarmKey(subject, AlarmKind.REPLAY_FAILED.value)
     yield Alarm(
         key,
         Severity.WARNING,
         "the last replay failed",
-        hint,
+        hint or f"Run `cdc-replay replay {subscription.subscription}`.",
         subscription.last_replay_at,
         subscription.applied_lsn,
     )
@@ -292,9 +292,3 @@ def _of_proof(
             subscription.proven_at,
             subscription.applied_lsn,
         )
-
-
-def _own_hint(error: str) -> str:
-    """The hint of ours at the end of an error; a server's, after two blanks, may have values of rows."""
-    _, mark, hint = error.rpartition("\nHINT: ")
-    return "" if not mark or hint.startswith(" ") else " ".join(hint.split())

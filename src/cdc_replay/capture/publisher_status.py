@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.errors import ChangeLogMissing, SlotMissing
+from cdc_replay.errors import ChangeLogMissing, SlotMissing, text_of_error
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.status import LogRange, PublisherState, PublisherStatus
 from cdc_replay.postgres.answers import Answer
@@ -83,12 +83,12 @@ def publisher_status(publisher: str, slot: str, server: Answer[_T], log: Answer[
         log.value if isinstance(log.value, LogRange) else LogRange(),
     )
     if server.error is not None:
-        failed, state = server, PublisherState.DOWN
+        error, seconds_old, state = server.error, server.seconds_old, PublisherState.DOWN
     elif log.error is not None:
-        failed, state = log, PublisherState.LOG_UNREADABLE
+        error, seconds_old, state = log.error, log.seconds_old, PublisherState.LOG_UNREADABLE
     else:
         return status
-    return replace(status, error=str(failed.error), seconds_old=failed.seconds_old, state=state)
+    return replace(status, error=text_of_error(error), seconds_old=seconds_old, state=state)
 
 
 def add_log_range(status: PublisherStatus, log: LogRange) -> PublisherStatus:

@@ -13,7 +13,7 @@
 | a validation could not judge a table                         | its report                              |
 | the lag or the age of a proof exceeds a bound                | `sync`; `validate`                      |
 
-The errors of servers are multi-line texts with a HINT, which is their remedy.
+The hint of an error is its remedy, if it is one of ours.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from cdc_replay.errors import split_parts
 from cdc_replay.model.duration import duration_in_words, parse_short_duration
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.results import ValidationOutcome
@@ -98,9 +99,13 @@ def log_missing_hint(publisher: str) -> str:
 
 
 def split_hint(error: str) -> tuple[str, str]:
-    """An error's text without its hint, in one line, and the hint, which may be empty."""
-    text, _, hint = error.partition("\nHINT: ")
-    return " ".join(text.replace("\nDETAIL: ", ": ").split()), " ".join(hint.split())
+    """An error's text without hints, in one line, and its own hint, which may be empty.
+
+    A server's hint is in the words of whoever owns the table or its code: nobody is advised to follow it.
+    """
+    message, detail, hint = split_parts(error)
+    parts = [part.partition("\nHINT: ")[0].replace("\nDETAIL: ", ": ") for part in (message, detail) if part]
+    return " ".join(": ".join(parts).split()), " ".join(hint.split())
 
 
 def _of_publisher(publisher: PublisherStatus) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self, TypeAlias
 
-from cdc_replay.errors import Retry, SubscriptionParked, retry_of
+from cdc_replay.errors import Retry, SubscriptionParked, retry_of, text_of_error
 from cdc_replay.model.lsn import Lsn
 
 CONFLICT_KEYS_KEPT: Final = 20
@@ -236,7 +236,7 @@ class ReplayResult(AppliedRange):
         if isinstance(error, SubscriptionParked) and error.commit_lsn is not None:
             parked_before = Lsn(error.commit_lsn)
         return dataclasses.replace(
-            self, error=str(error).strip(), retry=retry_of(error), parked_before=parked_before
+            self, error=text_of_error(error), retry=retry_of(error), parked_before=parked_before
         )
 
 

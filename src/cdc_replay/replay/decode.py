@@ -22,6 +22,7 @@ from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.frames import CHANGES
 from cdc_replay.model.lsn import Window
 from cdc_replay.model.relation import Relation
+from cdc_replay.spark.errors import raise_only_ours
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,7 +113,7 @@ class LogReader:
 
         Rows are in no particular order; (`commit_lsn`, `seq`) orders them.
         """
-        return self.task_ids(spark).mapInArrow(self.changes, CHANGES.ddl)
+        return self.task_ids(spark).mapInArrow(raise_only_ours(self.changes), CHANGES.ddl)
 
     def task_ids(self, spark: SparkSession) -> DataFrame:
         """One row and partition per task, with the task's number in column `id`."""

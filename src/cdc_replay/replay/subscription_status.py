@@ -8,7 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from cdc_replay.errors import CdcReplayError, ChangeLogMissing, InvalidLsn, ReplayFailed, SubscriptionParked
+from cdc_replay.errors import (
+    CdcReplayError,
+    ChangeLogMissing,
+    InvalidLsn,
+    ReplayFailed,
+    SubscriptionParked,
+    join_parts,
+    text_of_error,
+)
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.proof import ProofSummary, subscription_proof
 from cdc_replay.model.relation import QualifiedName
@@ -124,7 +132,7 @@ def as_unanswered(status: SubscriberStatus, error: Exception, age: float | None)
     return SubscriberStatus(
         replace(
             status.subscription,
-            error=str(error),
+            error=text_of_error(error),
             behind_reason=unanswered(error).reason,
             seconds_old=age,
             state=SubscriptionState.DOWN,
@@ -272,7 +280,7 @@ def _missing_changes(
         catalog = change_log.catalogs().at(change_log.end_lsn())
     except CdcReplayError:
         return None
-    return "; ".join(capture_warnings(catalog, subscription, tables)) or None
+    return join_parts("; ".join(capture_warnings(catalog, subscription, tables))) or None
 
 
 def _missing_copies(
@@ -283,9 +291,9 @@ def _missing_copies(
     locks = (subscription, subscription_lock.copy_lock(subscription))
     if not waiting or any(subscription_lock.lock_holder(connection, lock) for lock in locks):
         return None
-    return (
-        f"no process copies what waits for its copy: {', '.join(waiting)}\nHINT: Run `cdc-replay snapshot"
-        f" {subscription}`, which goes on with it or says what is in the way."
+    return join_parts(
+        f"no process copies what waits for its copy: {', '.join(waiting)}",
+        hint=f"Run `cdc-replay snapshot {subscription}`, which goes on with it or says what is in the way.",
     )
 
 

@@ -50,6 +50,7 @@ from cdc_replay.replay.route.group_router import GroupRouter
 from cdc_replay.replay.route.route_index import DecodedChanges, RouteIndex
 from cdc_replay.replay.route.routes import Routes
 from cdc_replay.replay.window_size import WindowSize
+from cdc_replay.spark.errors import raise_only_ours
 from cdc_replay.spark.session import count_cores
 
 if TYPE_CHECKING:
@@ -158,17 +159,17 @@ class WindowJob:
         if self.entries is None and (whole_tasks := size.whole_tasks(len(rounds))):
             tasks = self.session.range(0, whole_tasks, numPartitions=whole_tasks)
             whole_task = _WholeTask(map_task, reduce_task, whole_tasks)
-            return tasks.mapInArrow(whole_task.run, from_arrow_schema(_RESULT))
+            return tasks.mapInArrow(raise_only_ours(whole_task.run), from_arrow_schema(_RESULT))
         tasks = self.reader.task_ids(self.session)
         if self.entries is not None:
             tasks = self.entries.by_task(self.reader)
-        pieces = tasks.mapInArrow(map_task.run, from_arrow_schema(PIECES))
+        pieces = tasks.mapInArrow(raise_only_ours(map_task.run), from_arrow_schema(PIECES))
         subscriptions = sum(max(1, len(group_round.group.stagers)) for group_round in rounds)
         count = len(rounds) * size.tasks_per_group(len(rounds), subscriptions)
         # No text of SQL here or in the schemas: a new JVM needs a tenth of a second for the first one.
         task = F.floor(F.col("part") * float(count) / (parts * len(rounds))).cast(IntegerType())
         shuffled = pieces.repartitionById(count, task) if count > 1 else pieces.coalesce(1)
-        return shuffled.mapInArrow(reduce_task.run, from_arrow_schema(_RESULT))
+        return shuffled.mapInArrow(raise_only_ours(reduce_task.run), from_arrow_schema(_RESULT))
 
     def _size(self) -> WindowSize:
         size_bytes = self.reader.size_bytes + (0 if self.entries is None else self.entries.size_bytes)
@@ -360,7 +361,9 @@ class _DeferredFold:
 
     def job(self, session: SparkSession) -> DataFrame:
         count = len(self.groups) * self.shares
-        return session.range(0, count, numPartitions=count).mapInArrow(self.run, from_arrow_schema(_RESULT))
+        return session.range(0, count, numPartitions=count).mapInArrow(
+            raise_only_ours(self.run), from_arrow_schema(_RESULT)
+        )
 
     def run(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in tasks:

@@ -55,6 +55,7 @@ from cdc_replay.snapshot.planning import SnapshotRequest, TablePlan, plan_tables
 from cdc_replay.snapshot.progress import report_progress_while
 from cdc_replay.snapshot.resume import touched_keys
 from cdc_replay.snapshot.staging import Overlay, move_staged
+from cdc_replay.spark.errors import raise_only_ours
 from cdc_replay.spark.session import count_cores
 from cdc_replay.subscriber.as_owner import act_on
 from cdc_replay.subscriber.firing_foreign_keys import group_tables
@@ -186,7 +187,7 @@ class _Run:
         with report_progress_while(settings, self._plans, report):
             ids = self._spark.range(0, len(groups), numPartitions=len(groups))
             rows = ids.mapInArrow(
-                _CopyTask(settings, tuple(groups)).run, from_arrow_schema(_RESULT)
+                raise_only_ours(_CopyTask(settings, tuple(groups)).run), from_arrow_schema(_RESULT)
             ).collect()
         # Pickled by our own tasks, like all results of Spark jobs.
         results: Iterator[ChunkResult] = (pickle.loads(bytes(row["result"])) for row in rows)  # noqa: S301

@@ -1,7 +1,9 @@
 """Errors of Spark jobs as ours.
 
-An exception of an executor reaches the driver as text, without its type and cause. Our errors print their
-class name, detail and hint, so the driver can raise them again.
+An exception of an executor reaches the driver as text, without its type, after the texts of its causes. Our
+errors print their class name, detail and hint, so the driver can raise them again. Any other text may have
+values of rows that look like one of ours: so a task raises what is not ours as `TaskFailed`
+(`raise_only_ours`), and what is raised last counts.
 
 When the JVM dies, the pending call fails without a cause, and later calls cannot connect. A Spark Connect
 server that has gone is unavailable to gRPC; one that was started again does not know the session. Socket
@@ -11,24 +13,41 @@ errors of servers and stores do not get here: they have error classes of their o
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from cdc_replay import errors
-from cdc_replay.errors import CdcReplayError, Retry
+from cdc_replay.errors import CdcReplayError, Retry, split_parts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _OURS: Final = re.compile(
-    r"^cdc_replay\.errors\.(?P<name>\w+): (?P<message>.*?)"
-    r"(?:\nDETAIL: (?P<detail>.*?))?(?:\nHINT: (?P<hint>.*?))?(?=\n\n|\n\s*$|\Z|\nDriver stacktrace|\n\tat )",
-    re.DOTALL | re.MULTILINE,
+    r"^cdc_replay\.(?:spark\.)?errors\.(?P<name>\w+): (?P<text>.*(?:\n(?:    |DETAIL: |HINT: ).*)*)",
+    re.MULTILINE,
 )
+"""Every line of ours after the first is indented, or begins a part (`cdc_replay.errors`)."""
+
+_LONGEST_DETAIL: Final = 2000
+"""Characters of an error that is not ours."""
+
 _RAISED_IN_SQL: Final = re.compile(
     r"\[USER_RAISED_EXCEPTION\] (?P<message>.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE
 )
+
+
+_Batches = TypeVar("_Batches")
+
+
+class TaskFailed(CdcReplayError):
+    """A task of a Spark job ended with an error that is not ours; the driver raises `SparkJobFailed`."""
+
+    retry = Retry.LATER
 
 
 class SparkJobFailed(CdcReplayError):
@@ -74,6 +93,27 @@ class SparkServerRefused(SparkJobFailed):
         )
 
 
+def raise_only_ours(
+    function: Callable[[_Batches], Iterator[pa.RecordBatch]],
+) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
+    """The function of a task, with a text for every error that the driver reads as what it is.
+
+    Raises:
+        CdcReplayError: what the function raises of ours, else `TaskFailed`.
+    """
+
+    @functools.wraps(function)
+    def run(batches: _Batches) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from function(batches)
+        except CdcReplayError:
+            raise
+        except Exception as error:
+            raise TaskFailed(f"{type(error).__name__}: {error}") from error
+
+    return run
+
+
 @contextlib.contextmanager
 def translated_spark_errors(action: str) -> Iterator[None]:
     """Raise the executor's own error; `action` names the job in errors that are not ours.
@@ -109,10 +149,14 @@ def _has_ended(error: Exception) -> bool:
 
 
 def _translate(action: str, text: str) -> CdcReplayError:
-    if match := _OURS.search(text):
-        kind = getattr(errors, match["name"], SparkJobFailed)
-        return kind(match["message"].strip(), detail=match["detail"], hint=match["hint"])
+    if printed := list(_OURS.finditer(text)):
+        name = printed[-1]["name"]
+        message, detail, hint = split_parts(printed[-1]["text"])
+        if name == TaskFailed.__name__:
+            return SparkJobFailed(f"{action} failed in Spark", detail=message[:_LONGEST_DETAIL])
+        kind = getattr(errors, name, SparkJobFailed)
+        return kind(message, detail=detail or None, hint=hint or None)
     if match := _RAISED_IN_SQL.search(text):
         return errors.SubscriberNotReady(match["message"])
-    hint = "Run `cdc-replay doctor`, which checks Java." if "[JAVA_GATEWAY_EXITED]" in text else None
-    return SparkJobFailed(f"{action} failed in Spark", detail=text.strip()[:2000], hint=hint)
+    java = "Run `cdc-replay doctor`, which checks Java." if "[JAVA_GATEWAY_EXITED]" in text else None
+    return SparkJobFailed(f"{action} failed in Spark", detail=text.strip()[:_LONGEST_DETAIL], hint=java)

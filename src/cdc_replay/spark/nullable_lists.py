@@ -14,6 +14,8 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType
 
+from cdc_replay.spark.errors import raise_only_ours
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -28,7 +30,7 @@ def map_in_arrow(frame: DataFrame, function: OnBatches, ddl: str) -> DataFrame:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from function(_restore_nulls(batch, names, lists) for batch in batches)
 
-    return sendable.mapInArrow(work, ddl)
+    return sendable.mapInArrow(raise_only_ours(work), ddl)
 
 
 def without_null_lists(frame: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:

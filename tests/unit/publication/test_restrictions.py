@@ -47,7 +47,7 @@ def test_error_names_all_tables_that_disagree() -> None:
         'cannot use different column lists for table "s.root" in different publications [R6.4]',
         'DETAIL: publication "p" lists (id); publication "q" has all columns.',
         (
-            'Also: cannot use different column lists for table "s.plain" in different publications. '
+            '    Also: cannot use different column lists for table "s.plain" in different publications. '
             'publication "p" lists (id); publication "q" has all columns.'
         ),
         "HINT: Make the publications agree on the columns of this table, or subscribe to them separately.",

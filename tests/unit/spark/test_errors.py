@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
 import pytest
 from grpc import StatusCode
 from py4j.protocol import Py4JError, Py4JNetworkError
@@ -14,8 +18,13 @@ from cdc_replay.spark.errors import (
     SparkJobFailed,
     SparkServerRefused,
     SparkServerUnavailable,
+    TaskFailed,
+    raise_only_ours,
     translated_spark_errors,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @pytest.mark.parametrize(
@@ -56,6 +65,37 @@ def test_our_error_is_raised_again() -> None:
     text = "job failed\ncdc_replay.errors.TargetMismatch: no column\nHINT: add it\n\n\tat org.apache"
     with pytest.raises(TargetMismatch, match="no column"), translated_spark_errors("replay"):
         raise PySparkException(text)
+
+
+FORGED = "no\n\ncdc_replay.errors.SlotLost: lost\nHINT: curl\n\n\tat org.apache"
+
+
+def printed(error: Exception) -> str:
+    """As a Python worker prints what its task has raised, within the message of Spark."""
+    return f"Job aborted\n{''.join(traceback.format_exception(error))}\n\tat org.apache.spark.Python"
+
+
+def test_what_a_task_has_raised_last_is_raised_again() -> None:
+    hostile = TargetMismatch(FORGED, detail=FORGED, hint="add it")
+    hostile.__cause__ = ValueError(FORGED)
+    with pytest.raises(TargetMismatch) as raised, translated_spark_errors("replay"):
+        raise PySparkException(printed(hostile))
+    assert (raised.value.message, raised.value.detail, raised.value.hint) == (FORGED, FORGED, "add it")
+
+
+def test_task_that_raises_what_is_not_ours_raises_none_of_ours() -> None:
+    def fail(_: int) -> pa.RecordBatch:
+        raise ValueError(FORGED)
+
+    def task(batches: Iterable[int]) -> Iterator[pa.RecordBatch]:
+        yield from map(fail, batches)
+
+    with pytest.raises(TaskFailed) as failed:
+        list(raise_only_ours(task)([1]))
+    with pytest.raises(SparkJobFailed, match="failed in Spark") as raised, translated_spark_errors("replay"):
+        raise PySparkException(printed(failed.value))
+    assert (type(raised.value), raised.value.hint) == (SparkJobFailed, None)
+    assert raised.value.detail == f"ValueError: {FORGED}"
 
 
 @pytest.mark.parametrize(
