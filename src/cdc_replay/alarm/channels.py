@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import smtplib
 import ssl
 import threading
@@ -37,6 +38,8 @@ from cdc_replay.alarm.channel_connection import ChannelConnection
 from cdc_replay.alarm.message import chat_of, json_of, one_line, subject_of, text_of
 from cdc_replay.errors import ChannelFailed, InvalidConfiguration
 from cdc_replay.model.alarm import Notice
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -94,8 +97,10 @@ class EmailChannel:
             refused = _deliver_in_time(self.name, connection, deliver)
         except (smtplib.SMTPException, OSError, UnicodeError) as error:
             raise ChannelFailed(f'channel "{self.name}" failed: {_reason(error)}') from None
-        if refused:
-            raise ChannelFailed(f'channel "{self.name}" failed: {refused} recipients were refused')
+        if refused:  # but not all: the others have the mail, and must not get it again
+            logger.warning(
+                'channel "%s": the server refused %d of %d recipients', self.name, refused, len(self.to)
+            )
 
     def _message(self, notice: Notice, connection: ChannelConnection) -> EmailMessage:
         sender = self.sender or connection.text("from_email") or connection.login

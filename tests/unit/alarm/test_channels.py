@@ -99,6 +99,18 @@ def test_a_server_that_refuses_or_is_not_there_is_a_failed_channel(smtp_sink: Sm
         mail(ChannelConnection(host="127.0.0.1", port=1, extra=PLAIN)).send(NOTICE)
 
 
+def test_a_mail_that_some_recipients_got_is_sent(
+    smtp_sink: SmtpSink, caplog: pytest.LogCaptureFixture
+) -> None:
+    smtp_sink.unknown = frozenset({"b@example.com"})
+    mail(server(smtp_sink, extra=PLAIN)).send(NOTICE)
+    assert (len(smtp_sink.mails), smtp_sink.mails[0]["To"]) == (1, "ops@example.com, b@example.com")
+    assert "refused 1 of 2 recipients" in caplog.text
+    smtp_sink.unknown |= {"ops@example.com"}
+    with pytest.raises(ChannelFailed, match="SMTPRecipientsRefused"):
+        mail(server(smtp_sink, extra=PLAIN)).send(NOTICE)
+
+
 def test_a_sender_is_needed(smtp_sink: SmtpSink) -> None:
     connection = server(smtp_sink, extra=PLAIN)
     with pytest.raises(InvalidConfiguration, match="no sender"):
