@@ -27,10 +27,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
+from email.errors import MessageError
 from email.headerregistry import Address
 from email.message import EmailMessage
 from email.policy import SMTP
-from email.utils import format_datetime, localtime, make_msgid
+from email.utils import format_datetime, localtime, make_msgid, parseaddr
 from http.client import HTTPException, HTTPMessage
 from typing import IO, Final, Protocol, TypeAlias, TypeVar
 
@@ -103,15 +104,21 @@ class EmailChannel:
             )
 
     def _message(self, notice: Notice, connection: ChannelConnection) -> EmailMessage:
-        sender = self.sender or connection.text("from_email") or connection.login
+        name, sender = parseaddr(self.sender or connection.text("from_email") or connection.login)
         if "@" not in sender:
             raise InvalidConfiguration(
                 f'channel "{self.name}" has no sender',
                 hint="Give `from`, or `from_email` in the extra of the connection.",
             )
         message = EmailMessage(policy=SMTP)
-        message["From"] = Address(display_name="cdc-replay", addr_spec=sender)
-        message["To"] = tuple(Address(addr_spec=address) for address in self.to)
+        try:
+            message["From"] = Address(display_name=one_line(name) or "cdc-replay", addr_spec=sender)
+            message["To"] = tuple(Address(addr_spec=address) for address in self.to)
+        except (ValueError, IndexError, MessageError):  # as it happens, for what is no address
+            raise InvalidConfiguration(
+                f'channel "{self.name}" has a sender or a recipient that is no address',
+                hint="Correct `to` and `from`, or `from_email` in the extra of the connection.",
+            ) from None
         message["Subject"] = subject_of(notice)
         message["Date"] = format_datetime(localtime())
         message["Message-ID"] = make_msgid(domain=sender.rpartition("@")[2])

@@ -68,10 +68,17 @@ def _send(channel: Channel, notice: Notice) -> str | None:
     try:
         channel.send(notice)
     except (ChannelFailed, InvalidConfiguration) as error:
-        logger.warning("alarms are not told: %s", error)
-        return str(error)
+        return _not_told(str(error))
+    except Exception as error:  # noqa: BLE001 - the other channels are told all the same
+        # Not its text, which may have a secret of the connection.
+        return _not_told(f'channel "{channel.name}" failed: {type(error).__name__}')
     logger.info("channel %s: %d alarms, %d resolved", channel.name, len(notice.raised), len(notice.resolved))
     return None
+
+
+def _not_told(error: str) -> str:
+    logger.warning("alarms are not told: %s", error)
+    return error
 
 
 def send_test(channels: Sequence[Channel], link: str) -> AlarmsResult:

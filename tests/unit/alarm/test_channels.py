@@ -120,6 +120,30 @@ def test_a_sender_is_needed(smtp_sink: SmtpSink) -> None:
     assert smtp_sink.mails[0]["From"] == "cdc-replay <from@example.com>"
 
 
+@pytest.mark.parametrize(
+    ("sender", "shown"),
+    [
+        ("Airflow <airflow@b.example>", "Airflow <airflow@b.example>"),
+        ("<airflow@b.example>", "cdc-replay <airflow@b.example>"),
+        ("jürgen@b.example", None),
+        ("a..b@x", None),
+        ("a@", None),
+        ("a@b@c", None),
+    ],
+)
+def test_a_sender_may_have_a_name_and_is_refused_if_it_is_no_address(
+    smtp_sink: SmtpSink, sender: str, shown: str | None
+) -> None:
+    connection = server(smtp_sink, extra=PLAIN | {"from_email": sender})
+    channel = EmailChannel("smtp", ("a@example.com",), None, lambda _: connection)
+    if shown is None:
+        with pytest.raises(InvalidConfiguration, match="by smtp"):
+            channel.send(NOTICE)
+    else:
+        channel.send(NOTICE)
+    assert [mail["From"] for mail in smtp_sink.mails] == ([] if shown is None else [shown])
+
+
 def hook(connection: ChannelConnection, *, is_chat: bool = False) -> WebhookChannel:
     return WebhookChannel("ops", is_chat, lambda _: connection)
 

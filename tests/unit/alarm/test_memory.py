@@ -36,11 +36,12 @@ class FakeChannel:
 
     name: str = "mail"
     fails: bool = False
+    error: Exception = field(default_factory=lambda: ChannelFailed("no"))
     sent: list[Notice] = field(default_factory=list)
 
     def send(self, notice: Notice) -> None:
         if self.fails:
-            raise ChannelFailed("no")
+            raise self.error
         self.sent.append(notice)
 
     @property
@@ -203,6 +204,14 @@ def test_a_memory_that_others_read_is_written_when_all_is_told(mail: FakeChannel
     assert seen[0] is None
     assert '"absent_since":null,"sent":{"mail":"warning","spy":"warning"}' in str(seen[1])
     assert (len(seen), len(mail.sent), memory.text) == (2, 2, "[]")
+
+
+def test_no_error_of_a_channel_keeps_others_from_being_told(caplog: pytest.LogCaptureFixture) -> None:
+    broken, mail = FakeChannel("broken", fails=True, error=RuntimeError("s3cret")), FakeChannel()
+    result = Telling((broken, mail), KeptText(), PATIENCE).tell(Observed((LAG,)), START)
+    assert (len(mail.sent), result.sent) == (1, {"mail": 1})
+    assert result.error == 'channel "broken" failed: RuntimeError'
+    assert "s3cret" not in caplog.text
 
 
 @pytest.mark.parametrize("text", ["", "{", "null", "[1, {}]", '[{"subject": 3}]', "[[[["])
