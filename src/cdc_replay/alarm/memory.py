@@ -216,8 +216,10 @@ class FileMemory:
         return cls(Path(base) / "cdc_replay" / f"alarms-{name}.json")
 
     @contextlib.contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Let one look at a time use the file.
+    def exclusive(self) -> Iterator[bool]:
+        """Let one look at a time use the file; whether this one may.
+
+        Nobody waits: what cron starts every minute would pile up behind one that a channel keeps waiting.
 
         Raises:
             AlarmsNotRemembered: if the file's folder cannot be written: nothing is told then.
@@ -228,8 +230,13 @@ class FileMemory:
         except OSError as error:
             raise self._failure("written", error) from None
         with os.fdopen(descriptor, "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file, also when the process dies
-            yield
+            try:
+                # Released with the file, also when the process dies.
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_free = True
+            except BlockingIOError:
+                is_free = False
+            yield is_free
 
     def read(self) -> str | None:
         """See `Memory`; a file of another user is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +21,13 @@ from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.model.alarm import AlarmKey, AlarmsResult, Observed
 from cdc_replay.model.check import Check, Verdict, failed_check
 
+logger = logging.getLogger(__name__)
+
 
 def alarms(config: Config) -> AlarmsResult:
     """Look at everything that the configuration names, and tell what is new.
+
+    The result is empty if another look is at work: it tells the same.
 
     Raises:
         InvalidConfiguration: if no channel is configured.
@@ -30,7 +35,10 @@ def alarms(config: Config) -> AlarmsResult:
     """
     channels = channels_of(config, ChannelConnection.from_environment)
     memory = FileMemory.of(config.path)
-    with memory.exclusive():
+    with memory.exclusive() as is_free:
+        if not is_free:
+            logger.info("nothing is looked at: another look is at work")
+            return AlarmsResult(())
         observed = look(config, config.publishers, config.subscriptions, lambda _: config.alarms.link or "")
         return Telling(channels, memory, config.alarms.patience).tell(observed, dt.datetime.now(dt.UTC))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+import logging
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,8 +13,10 @@ import pytest
 
 from cdc_replay.alarm.memory import FileMemory, Ledger
 from cdc_replay.alarm.tell import Telling
+from cdc_replay.commands.alarms import alarms as look_once
+from cdc_replay.config import load_config
 from cdc_replay.errors import AlarmsNotRemembered, ChannelFailed
-from cdc_replay.model.alarm import Alarm, AlarmKey, AlarmKind, Notice, Observed, Severity
+from cdc_replay.model.alarm import Alarm, AlarmKey, AlarmKind, AlarmsResult, Notice, Observed, Severity
 from cdc_replay.model.lsn import Lsn
 
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -228,7 +232,8 @@ def test_the_memory_is_read_as_it_was_written() -> None:
 
 def test_the_file_is_private_and_another_users_is_not_read(tmp_path: Path) -> None:
     memory = FileMemory(tmp_path / "state" / "cdc_replay" / "alarms.json")
-    with memory.exclusive():
+    with memory.exclusive() as is_free:
+        assert is_free
         assert memory.read() is None
         memory.write("[]")
         assert memory.read() == "[]"
@@ -244,3 +249,17 @@ def test_a_file_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path)
     with pytest.raises(AlarmsNotRemembered, match="cannot be written") as failed, memory.exclusive():
         pytest.fail("nothing may be sent")
     assert "XDG_STATE_HOME" in str(failed.value.hint)
+
+
+def test_a_look_beside_another_one_ends_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "cdc_replay.yaml"
+    notify = [{"webhook": {"conn_id": "ops"}}]
+    publishers = {"shop": {"dsn": "host=127.0.0.1 port=1 dbname=x", "change_log": "./log"}}
+    file.write_text(json.dumps({"publishers": publishers, "alarms": {"notify": notify}}), encoding="utf-8")
+    memory = FileMemory.of(load_config(file).path)
+    caplog.set_level(logging.INFO)
+    with memory.exclusive() as is_free, memory.exclusive() as is_free_again:
+        assert (is_free, is_free_again) == (True, False)
+        assert look_once(load_config(file)) == AlarmsResult(())
+    assert "another look is at work" in caplog.text
+    assert memory.read() is None
