@@ -68,7 +68,11 @@ class Entry:
         if self.absent_since is not None:
             return False
         is_passing = AlarmKind(self.alarm.key.kind) in PASSING
-        return not is_passing or now - self.first_seen >= patience
+        return self.has_lasted(now) and (not is_passing or now - self.first_seen >= patience)
+
+    def has_lasted(self, now: dt.datetime) -> bool:
+        """Whether it is one that is an alarm at once, or has become one."""
+        return (now - self.first_seen).total_seconds() >= self.alarm.told_after_seconds
 
     def is_over(self, now: dt.datetime, patience: dt.timedelta) -> bool:
         """Whether it is gone for good."""
@@ -93,6 +97,8 @@ class Ledger:
                 kept = replace(entry, alarm=self._dated(seen[key], entry.first_seen), absent_since=None)
             elif entry.absent_since is None and not observed.is_unknown(key):
                 kept = replace(entry, absent_since=self.now)
+            elif observed.is_unknown(key) and not entry.has_lasted(self.now):
+                continue  # its time begins again: it may end while nobody can see it
             else:
                 kept = entry
             kept = replace(kept, sent={name: at for name, at in kept.sent.items() if name in known})
@@ -140,7 +146,11 @@ class Ledger:
 
     def present(self) -> tuple[Alarm, ...]:
         """The alarms that hold now, also those that are not due yet."""
-        there = (entry.alarm for entry in self.entries.values() if entry.absent_since is None)
+        there = (
+            entry.alarm
+            for entry in self.entries.values()
+            if entry.absent_since is None and entry.has_lasted(self.now)
+        )
         return tuple(sorted(there, key=lambda alarm: (-alarm.severity.rank, alarm.key)))
 
     def to_text(self) -> str:
@@ -175,6 +185,7 @@ def _to_json(entry: Entry) -> dict[str, object]:
         "since": alarm.since,
         "lsn": None if alarm.lsn is None else str(alarm.lsn),
         "link": alarm.link,
+        "told_after_seconds": alarm.told_after_seconds,
         "first_seen": entry.first_seen.isoformat(),
         "absent_since": None if entry.absent_since is None else entry.absent_since.isoformat(),
         "sent": {name: severity.value for name, severity in entry.sent.items()},
@@ -191,6 +202,7 @@ def _from_json(form: dict[str, object]) -> Entry:
         since=str(form["since"]),
         lsn=None if lsn is None else Lsn.parse(str(lsn)),
         link=str(form["link"]),
+        told_after_seconds=float(str(form.get("told_after_seconds", 0.0))),
     )
     if not isinstance(sent, dict):
         raise TypeError(sent)

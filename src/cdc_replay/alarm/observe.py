@@ -8,7 +8,12 @@ What a look cannot say is unknown, so that an alarm is neither raised nor resolv
 | change log not readable      | the lag in time of its subscriptions                             |
 | subscriber does not answer   | everything else of the subscription                              |
 | subscription is parked       | its lag and last replay: the parking is why                      |
-| slot is missing or lost      | retained WAL                                                     |
+| slot is missing or lost      | retained WAL, whether captures run                               |
+
+A lag in time is the age of a captured transaction: without captures there is none. Nobody knows whether WAL
+beyond the log's end has changes, and a publisher writes some without any. But each capture moves the end of
+the log. So if a look has seen WAL beyond an end, and that is still the end when a lag would exceed its bound,
+nothing is captured.
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ from cdc_replay.model.status import (
     TableSync,
 )
 
+_OF_SLOT: Final = (AlarmKind.RETAINED_WAL, AlarmKind.NO_CAPTURE)
 _OF_SUBSCRIBER: Final = (
     AlarmKind.PARKED,
     AlarmKind.REPLAY_FAILED,
@@ -46,12 +52,21 @@ _OF_SUBSCRIBER: Final = (
 )
 
 
+LONGEST_PAUSE: Final = dt.timedelta(minutes=10)
+"""The end of the log may stay for so long where WAL has no changes (`capture.commit_watch`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class AlarmBounds:
     """The bounds of each publisher, in bytes of retained WAL, and of each subscription."""
 
     subscriptions: Mapping[str, Bounds] = field(default_factory=dict)
     retained_wal: Mapping[str, int | None] = field(default_factory=dict)
+
+    def least_lag(self, subscriptions: Iterable[str]) -> dt.timedelta | None:
+        """The least bound of a lag in time that one of these subscriptions has."""
+        lags = (self.subscriptions.get(name, Bounds()).lag for name in subscriptions)
+        return min((lag for lag in lags if lag is not None), default=None)
 
 
 def observe(
@@ -61,7 +76,13 @@ def observe(
     alarms: list[Alarm] = []
     unknown: set[tuple[str, AlarmKind]] = set()
     for publisher in status.publishers:
-        seen = _of_publisher(publisher, bounds.retained_wal.get(publisher.publisher))
+        name = publisher.publisher
+        least_lag = bounds.least_lag(
+            subscription.subscription
+            for subscription in status.subscriptions
+            if subscription.publisher == name
+        )
+        seen = _of_publisher(publisher, bounds.retained_wal.get(name), least_lag)
         alarms += seen.alarms
         unknown |= seen.unknown
     for name, check in (log_checks or {}).items():
@@ -87,7 +108,9 @@ def _subscription(name: str) -> str:
     return f"subscription {name}"
 
 
-def _of_publisher(publisher: PublisherStatus, most_retained: int | None) -> Observed:
+def _of_publisher(
+    publisher: PublisherStatus, most_retained: int | None, least_lag: dt.timedelta | None
+) -> Observed:
     subject = f"publisher {publisher.publisher}"
     if publisher.state is PublisherState.NO_SLOT and publisher.log_end is None:
         return Observed(())  # not set up yet
@@ -95,7 +118,11 @@ def _of_publisher(publisher: PublisherStatus, most_retained: int | None) -> Obse
         return _unreachable(publisher, subject)
     if publisher.state in {PublisherState.NO_SLOT, PublisherState.LOST}:
         return _without_slot(publisher, subject)
-    alarms = [*_retained_wal(publisher, subject, most_retained), *_log_missing(publisher, subject)]
+    alarms = [
+        *_retained_wal(publisher, subject, most_retained),
+        *_log_missing(publisher, subject),
+        *_no_capture(publisher, subject, least_lag),
+    ]
     return Observed(tuple(alarms))
 
 
@@ -104,10 +131,10 @@ def _unreachable(publisher: PublisherStatus, subject: str) -> Observed:
     hidden: tuple[AlarmKind, ...]
     if publisher.state is PublisherState.DOWN:
         kind, text = AlarmKind.NO_ANSWER, f"does not answer: {message}"
-        hidden = (AlarmKind.SLOT, AlarmKind.RETAINED_WAL, AlarmKind.LOG_NOT_READABLE)
+        hidden = (AlarmKind.SLOT, *_OF_SLOT, AlarmKind.LOG_NOT_READABLE)
     else:
         kind, text = AlarmKind.LOG_NOT_READABLE, f"the change log cannot be read: {message}"
-        hidden = (AlarmKind.SLOT, AlarmKind.RETAINED_WAL)
+        hidden = (AlarmKind.SLOT, *_OF_SLOT)
     alarm = Alarm(AlarmKey(subject, kind.value), Severity.CRITICAL, text, hint, lsn=publisher.log_end)
     return Observed((alarm,), frozenset((subject, other) for other in hidden))
 
@@ -118,7 +145,7 @@ def _without_slot(publisher: PublisherStatus, subject: str) -> Observed:
     hint = f"Run `cdc-replay capture {publisher.publisher}`: it says what the server reports, and what to do."
     key = AlarmKey(subject, AlarmKind.SLOT.value)
     alarm = Alarm(key, Severity.CRITICAL, text, hint, lsn=publisher.log_end)
-    return Observed((alarm,), frozenset({(subject, AlarmKind.RETAINED_WAL)}))
+    return Observed((alarm,), frozenset((subject, kind) for kind in _OF_SLOT))
 
 
 def _log_missing(publisher: PublisherStatus, subject: str) -> Iterator[Alarm]:
@@ -145,6 +172,19 @@ def _retained_wal(publisher: PublisherStatus, subject: str, most: int | None) ->
         f"Run `cdc-replay capture {publisher.publisher}` now.",
         lsn=publisher.log_end,
     )
+
+
+def _no_capture(publisher: PublisherStatus, subject: str, least_lag: dt.timedelta | None) -> Iterator[Alarm]:
+    end, position = publisher.log_end, publisher.position
+    if least_lag is not None and end is not None and position is not None and position > end:
+        yield Alarm(
+            AlarmKey(subject, AlarmKind.NO_CAPTURE.value, str(end)),
+            Severity.CRITICAL,
+            f"nothing is captured: the publisher has written WAL beyond {end}, where the change log ends",
+            f"Run `cdc-replay capture {publisher.publisher}`. Its DAG may be paused, or its service stopped.",
+            lsn=end,
+            told_after_seconds=(least_lag + LONGEST_PAUSE).total_seconds(),
+        )
 
 
 def _log_not_writable(publisher: str, check: Check) -> Iterator[Alarm]:

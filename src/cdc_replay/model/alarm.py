@@ -6,6 +6,8 @@
 | slot             | a slot is missing or lost                          | always                         |
 | log not readable | the change log cannot be read                      | always                         |
 | log not writable | it cannot be written, or its disk is full          | always                         |
+| no capture       | the publisher writes, and nothing moves the log's  | always                         |
+|                  | end for longer than the bound of a lag             |                                |
 | retained WAL     | a slot retains more than the bound                 | it is near lost                |
 | parked           | a table or the subscription is parked              | the subscription is parked     |
 | replay failed    | the last replay failed                             |                                |
@@ -37,6 +39,7 @@ class AlarmKind(enum.Enum):
     SLOT = "slot"
     LOG_NOT_READABLE = "log not readable"
     LOG_NOT_WRITABLE = "log not writable"
+    NO_CAPTURE = "no capture"
     RETAINED_WAL = "retained WAL"
     PARKED = "parked"
     REPLAY_FAILED = "replay failed"
@@ -68,7 +71,7 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class AlarmKey:
-    """The identity of an alarm; `part` is the table of a subscription, if the alarm is about one."""
+    """The identity of an alarm; `part` is a table, or the end of the log, if the alarm is about one."""
 
     subject: str
     """Such as `publisher shop`, `subscription nsw` or `task DAG.TASK`."""
@@ -81,6 +84,7 @@ class Alarm:
     """One alarm as it is now.
 
     `since` is in ISO 8601, None if only the watcher knows it. `lsn` is the position that the alarm concerns.
+    One that has not been seen for `told_after_seconds` is no alarm yet.
     """
 
     key: AlarmKey
@@ -90,6 +94,7 @@ class Alarm:
     since: str | None = None
     lsn: Lsn | None = None
     link: str = ""
+    told_after_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

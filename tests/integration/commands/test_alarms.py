@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from cdc_replay.alarm.memory import FileMemory
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.cli import main
 from cdc_replay.commands.capture import capture
@@ -137,6 +138,15 @@ class Planted:
         assert "resolved" in str(self.smtp.mails[-1]["Subject"])
         assert [self.look(), self.look()] == [[], []]
 
+    def pass_minutes(self, minutes: int) -> None:
+        """What is remembered was seen so much earlier."""
+        memory = FileMemory.of(load_config(self.file).path)
+        entries = json.loads(memory.read() or "[]")
+        for entry in entries:
+            seen = dt.datetime.fromisoformat(entry["first_seen"]) - dt.timedelta(minutes=minutes)
+            entry["first_seen"] = seen.isoformat()
+        memory.write(json.dumps(entries))
+
     def subscriber_session(self) -> Connection:
         return connect(self.subscriber.dsn, purpose="test")
 
@@ -237,6 +247,31 @@ def test_a_lag_over_the_bound_and_then_a_worse_one(planted: Planted) -> None:
     assert planted.check_once("subscription nsw: lag")["severity"] == "critical"
     planted.set_table(Ready(planted.capture()))
     planted.check_resolved("subscription nsw: lag")
+
+
+def test_a_capture_that_comes_no_more(planted: Planted) -> None:
+    planted.bounds = {"max_lag": "5min"}
+    planted.publisher.run("insert into t values (1, '')")
+    assert planted.look() == []
+    planted.pass_minutes(14)
+    assert planted.look() == []
+    planted.pass_minutes(2)
+    end = ChangeLog.open(str(planted.log)).end_lsn
+    what = f"publisher shop: no capture {end}"
+    alarm = planted.check_once(what)
+    assert (alarm["severity"], alarm["lsn"]) == ("critical", str(end))
+    planted.set_table(Ready(planted.capture()))
+    planted.check_resolved(what)
+
+
+def test_a_publisher_without_changes_whose_captures_run(planted: Planted) -> None:
+    planted.bounds = {"max_lag": "5min"}
+    for table in ("a", "b", "c"):
+        planted.publisher.run(f"create table {table} (id int); insert into {table} values (1)")
+        assert planted.look() == []
+        planted.pass_minutes(14)
+        assert planted.look() == []
+        planted.set_table(Ready(planted.capture()))
 
 
 def test_retained_wal_over_the_bound(planted: Planted) -> None:

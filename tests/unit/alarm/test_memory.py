@@ -210,6 +210,40 @@ def test_a_memory_that_others_read_is_written_when_all_is_told(mail: FakeChannel
     assert (len(seen), len(mail.sent), memory.text) == (2, 2, "[]")
 
 
+SLOW = replace(alarm(AlarmKind.NO_CAPTURE, part="0/9"), told_after_seconds=180.0)
+
+
+def test_an_alarm_that_has_to_last_is_told_and_shown_then(watcher: Watcher, mail: FakeChannel) -> None:
+    watcher.look(SLOW, times=3)
+    ledger = Ledger.from_text(watcher.memory.read(), watcher.now - MINUTE, PATIENCE)
+    assert (mail.sent, ledger.present()) == ([], ())
+    watcher.look(SLOW, times=2)
+    assert mail.kinds == [(["no capture"], [])]
+    assert mail.sent[0].raised[0].since == START.isoformat()
+    watcher.look(times=3)
+    assert mail.kinds[1:] == [([], ["no capture"])]
+
+
+def test_an_alarm_that_has_to_last_is_another_one_for_each_end_of_the_log(
+    watcher: Watcher, mail: FakeChannel
+) -> None:
+    for end in range(20):
+        watcher.look(replace(SLOW, key=replace(SLOW.key, part=f"0/{end}")), times=2)
+    assert mail.sent == []
+
+
+def test_an_alarm_that_has_to_last_does_not_while_nobody_can_see_it(
+    watcher: Watcher, mail: FakeChannel
+) -> None:
+    watcher.look(SLOW, times=2)
+    watcher.look(unknown=AlarmKind.NO_CAPTURE, times=9)
+    watcher.look(SLOW, times=3)
+    assert mail.sent == []
+    watcher.look(SLOW)
+    watcher.look(unknown=AlarmKind.NO_CAPTURE, times=9)
+    assert mail.kinds == [(["no capture"], [])]
+
+
 def test_no_error_of_a_channel_keeps_others_from_being_told(caplog: pytest.LogCaptureFixture) -> None:
     broken, mail = FakeChannel("broken", fails=True, error=RuntimeError("s3cret")), FakeChannel()
     result = Telling((broken, mail), KeptText(), PATIENCE).tell(Observed((LAG,)), START)
@@ -225,7 +259,7 @@ def test_a_damaged_memory_is_an_empty_one(text: str) -> None:
 
 def test_the_memory_is_read_as_it_was_written() -> None:
     hostile = replace(PARKED, message='a\n"b"\ud800 \u202e', key=AlarmKey("s", "parked", "\x00'\n"))
-    seen = Ledger({}, START, PATIENCE).see(Observed((LAG, hostile)), ["mail"])
+    seen = Ledger({}, START, PATIENCE).see(Observed((LAG, SLOW, hostile)), ["mail"])
     sent = seen.tell("mail", seen.news("mail"))
     assert Ledger.from_text(sent.to_text(), START, PATIENCE) == sent
 

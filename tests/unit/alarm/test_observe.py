@@ -85,6 +85,20 @@ def test_retained_wal_is_critical_when_the_slot_is_near_lost() -> None:
     assert near.alarms[0].message.endswith("at most 1000 bytes are allowed; it is near lost")
 
 
+def test_wal_beyond_the_log_is_an_alarm_if_no_capture_comes_for_longer_than_a_lag_may() -> None:
+    behind = replace(SHOP, position=Lsn(10))
+    (alarm,) = look(behind).alarms
+    assert alarm.key == AlarmKey("publisher shop", "no capture", "0/9")
+    assert (alarm.severity, alarm.told_after_seconds) == (Severity.CRITICAL, 11 * 60.0)
+    statuses = StatusResult((behind,), (NSW, replace(NSW, subscription="vic")), ())
+    bounds = {"nsw": Bounds(dt.timedelta(minutes=5)), "vic": Bounds(dt.timedelta(minutes=2))}
+    (alarm,) = observe(statuses, AlarmBounds(bounds), NOW).alarms
+    assert alarm.told_after_seconds == 12 * 60.0
+    assert observe(statuses, AlarmBounds({"nsw": Bounds(lag_bytes=9)}), NOW).alarms == ()
+    for state in (PublisherState.DOWN, PublisherState.LOG_UNREADABLE, PublisherState.LOST):
+        assert is_unknown(look(replace(behind, state=state)), "publisher shop", "no capture")
+
+
 def test_a_log_without_room_or_right_to_write() -> None:
     full = Check("publisher shop", Verdict.FAILED, "change log /log is writable, 90 MB free", "Free some.")
     (alarm,) = look(checks={"shop": full}).alarms
