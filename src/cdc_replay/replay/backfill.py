@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,8 @@ from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subsc
 from cdc_replay.model.suggestion import did_you_mean
 from cdc_replay.model.table_state import Ready, TableState
 from cdc_replay.model.timestamp import parse_timestamp_us, timestamp_text
-from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.advisory_locks import FixedLock, holders
+from cdc_replay.postgres.connection import Connection, connect, translated_errors
 from cdc_replay.replay.apply.session import Applied, ApplyRequest, open_apply_session
 from cdc_replay.replay.apply.staging import Stager
 from cdc_replay.replay.compact import NullRule, Repair, Revision, Upsert, WindowFacts
@@ -64,10 +66,15 @@ from cdc_replay.subscriber.session import SubscriptionSession
 from cdc_replay.subscriber.target_checks import check_targets
 from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 
-_SLOT_OF_LOG: Final = """
-    select from pg_replication_slots, pg_control_system()
-    where slot_name = %s and database = current_database() and system_identifier::text = %s
+_IS_DATABASE_OF_LOG: Final = """
+    select system_identifier::text = %s and database.oid = %s
+    from pg_control_system(), pg_database as database
+    where datname = current_database()
 """
+
+_IS_STANDBY: Final = "select pg_is_in_recovery()"
+
+_KEY_BITS: Final = 63
 
 _DROPPED_SINCE: Final = (
     "If a column was dropped on both sides since, choose a range that begins after that, or other tables with"
@@ -131,7 +138,10 @@ def backfill_range(
     if is_repair:
         upto = _common_applied_lsn(source, session, chosen, wanted, dry_run=dry_run)
         read = Window(wanted.after, upto)
-    with _open_destination(session, change_log, into) as destination, open_fences(source) as fences:
+    with (
+        _open_destination(source, session, change_log, into) as destination,
+        open_fences(source) as fences,
+    ):
         backfill = _plan_range(session, wanted, read, chosen, destination, PublisherAccess(source, fences))
         with (
             translated_spark_errors(f'backfill of subscription "{name}"'),
@@ -267,7 +277,7 @@ def _applied_lsns(session: SubscriptionSession, chosen: Collection[QualifiedName
 
 @contextlib.contextmanager
 def _open_destination(
-    session: SubscriptionSession, change_log: ChangeLog, into: str | None
+    source: CaptureSource, session: SubscriptionSession, change_log: ChangeLog, into: str | None
 ) -> Iterator[_Destination]:
     """The subscriber, or another database with temporary state of its own."""
     policy = dataclasses.replace(session.subscription, on_conflict=ConflictPolicy.OVERWRITE)
@@ -282,11 +292,12 @@ def _open_destination(
                 hint="Leave out `--into` to repair it.",
             )
         identifier = change_log.header.system_identifier
-        if _is_publisher(connection, change_log.header):
+        if _is_publisher(connection, source, change_log.header):
             raise InvalidConfiguration(
                 f'the destination is the publisher "{session.subscription.publisher}" itself',
                 detail="Its rows would go back in time, and that would be captured for all subscriptions.",
-                hint="Give another database.",
+                hint="Give another database. A copy of the publisher's server is accepted while the publisher"
+                " can be reached.",
             )
         state_schema.install(connection)
         with subscription_lock.lock(connection, name):
@@ -301,9 +312,26 @@ def _open_destination(
                 subscription_records.remove_subscription(connection, name)
 
 
-def _is_publisher(connection: Connection, header: LogHeader) -> bool:
-    slots = connection.execute(_SLOT_OF_LOG, (header.slot, header.system_identifier)).fetchall()
-    return bool(slots)
+def _is_publisher(destination: Connection, source: CaptureSource, header: LogHeader) -> bool:
+    """Whether the destination is the database of the log, or that of the publisher's DSN.
+
+    The slot does not identify it: it is gone once it was lost, and on a promoted standby. A copy of the
+    server has the same system identifier; a lock of the publisher tells it from the publisher, unless the
+    publisher cannot be asked, or is a standby, to which the destination may be the primary.
+    """
+    values = (header.system_identifier, header.database.oid)
+    ((is_database_of_log,),) = destination.execute(_IS_DATABASE_OF_LOG, values)
+    key = secrets.randbits(_KEY_BITS)
+    try:
+        with (
+            translated_errors(f'cannot lock a key on publisher "{source.publisher}"'),
+            connect(source.dsn, purpose=f"backfill {source.publisher}") as publisher,
+        ):
+            FixedLock(publisher, key).try_acquire()
+            ((is_standby,),) = publisher.execute(_IS_STANDBY)
+            return bool(holders(destination, (key,)) or (is_standby and is_database_of_log))
+    except CdcReplayError:
+        return bool(is_database_of_log)
 
 
 def _plan_routes(

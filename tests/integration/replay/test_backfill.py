@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,8 +15,12 @@ from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.errors import InvalidConfiguration, SubscriberNotReady
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import BackfillResult
-from fixtures.postgres import Database
+from embedded.postgres import Cluster
+from fixtures.postgres import Database, create_database
 from fixtures.twin import Twin
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -293,6 +300,50 @@ def test_range_that_cannot_be_replayed_is_refused(history: History) -> None:
     snapshot(config, "s", tables=[QualifiedName("public", "t")])
     with pytest.raises(SubscriberNotReady, match="ahead of the change log"):
         backfill(config, "s", first, second)
+
+
+def test_publisher_is_no_destination_without_its_slot(
+    spark: SparkSession,
+    new_cluster: Callable[..., Cluster],
+    publisher: Database,
+    subscriber_cluster: Cluster,
+    tmp_path: Path,
+) -> None:
+    """The slot is gone once it was lost, and on a promoted standby. A copy on purpose is a destination."""
+    assert spark.version
+    primary, copied = new_cluster("primary"), new_cluster("copied")
+    primary.create()
+    primary.start()
+    twin = Twin(create_database(primary, "publisher"), subscriber_cluster, tmp_path)
+    try:
+        history = History(twin)
+        twin.publisher.run(f"select pg_drop_replication_slot('{twin.slot}')")
+        copied.follow(primary)
+        copied.start()
+        copied.promote()
+        copy = Database(copied, twin.publisher.name)
+        first, second = (str(lsn) for lsn in history.positions[:2])
+
+        def fill(into: Database) -> None:
+            backfill(twin.config, "s", first, second, into=into.dsn)
+
+        before = twin.publisher.rows(ROWS)
+        with pytest.raises(InvalidConfiguration, match='the destination is the publisher "pub" itself'):
+            fill(twin.publisher)
+        assert twin.publisher.rows(ROWS) == before
+        # What the publisher's `dsn` leads to is the publisher, whatever the log is of: after pg_upgrade.
+        twin.options["dsn"] = publisher.dsn
+        with pytest.raises(InvalidConfiguration, match='the destination is the publisher "pub" itself'):
+            fill(publisher)
+
+        del twin.options["dsn"]
+        fill(copy)
+        assert {(4, 4), (5, 5)} <= set(copy.rows(ROWS))
+        primary.stop()
+        with pytest.raises(InvalidConfiguration, match=r"(?s)itself.*while the publisher can be reached"):
+            fill(copy)
+    finally:
+        twin.drop()
 
 
 CHOICE = """
