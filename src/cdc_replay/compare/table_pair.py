@@ -31,13 +31,24 @@ from cdc_replay.subscriber.target_tables import TargetTable
 KEEPS_TEXT: Final = ("text", "character varying")
 """Types whose input functions change no text."""
 
-WITH_LENGTH: Final = re.compile(r"character varying\(([0-9]+)\)")
+WITH_LENGTH: Final = re.compile(r"(character varying|character|bit varying|bit)\(([0-9]+)\)(\[\])?")
+"""Types whose input functions refuse what a cast cuts or pads: all but blanks after the length."""
 
-WITHIN_LENGTH: Final = """case when num_nulls({column}) = 0 then (
-    select case when rtrim(substr(value, {length} + 1), ' ') = '' then left(value, {length}) else value end
+FITS: Final = {
+    "character varying": "length(rtrim({text}, ' ')) <= {length}",
+    "character": "length(rtrim({text}, ' ')) <= {length}",
+    "bit varying": """length({text}::"bit") <= {length}""",
+    "bit": """length({text}::"bit") = {length}""",
+}
+"""By type, the condition that its input function accepts a text; `"bit"` has no length."""
+
+ALL_FIT: Final = "not exists (select from unnest(value::text[]) as element where not {fits})"
+
+BY_TEXT_THAT_FITS: Final = """case when num_nulls({column}) = 0 then (
+    select case when {fits} then format('%s', value::{type}) else value end
     from format('%s', {column}) as value
 ) end"""
-"""The input function cuts blanks and refuses other characters, which a cast would cut."""
+"""Any other text stays as it is, so that it differs from every value of the type."""
 
 BY_TEXT: Final = "case when num_nulls({column}) = 0 then format('%s', {column})::{type} end"
 """Not `is null`, which is also true of a row of NULLs."""
@@ -206,12 +217,21 @@ def _is_type(publisher: Connection, name: str) -> bool:
 def _conversion(subscriber: Connection, column: TableColumn, target_type: str) -> sql.Composed:
     identifier = sql.Identifier(column.name)
     if match := WITH_LENGTH.fullmatch(target_type):
-        return sql.SQL(WITHIN_LENGTH).format(column=identifier, length=sql.Literal(int(match[1])))
+        return sql.SQL(BY_TEXT_THAT_FITS).format(
+            column=identifier, fits=_fits(*match.groups()), type=sql.SQL(target_type)
+        )
     gets_zone = target_type.startswith("timestamp") and target_type.endswith("with time zone")
     if gets_zone and column.type_oid in WITHOUT_TIME_ZONE:
         time_zone = sql.Literal(database_time_zone(subscriber))
         return sql.SQL(IN_TIME_ZONE).format(column=identifier, type=sql.SQL(target_type), time_zone=time_zone)
     return sql.SQL(BY_TEXT).format(column=identifier, type=sql.SQL(target_type))
+
+
+def _fits(scalar_type: str, length: str, brackets: str | None) -> sql.Composed:
+    """The condition that the input function of a type with a length accepts `value`."""
+    text = sql.Identifier("value" if brackets is None else "element")
+    fits = sql.SQL(FITS[scalar_type]).format(text=text, length=sql.Literal(int(length)))
+    return fits if brackets is None else sql.SQL(ALL_FIT).format(fits=fits)
 
 
 def common_key(table: Table, target: TargetTable, columns: Collection[str]) -> tuple[str, ...]:

@@ -8,7 +8,9 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from cdc_replay.compare.difference import DifferenceKind
 from cdc_replay.model.lsn import Lsn
@@ -276,6 +278,57 @@ def test_a_shorter_text_on_the_subscriber_loses_trailing_blanks_only(bench: Benc
     bench.publisher.run("alter publication p set table t")
     bench.subscriber.run("insert into t values (3, 'abc')")
     assert keys_by_kind(only_table(bench.validate())) == {DifferenceKind.DIFFERENT: ["id=3"]}
+
+
+@pytest.mark.parametrize(
+    ("published", "subscribed", "accepted", "refused", "cut"),
+    [
+        ("text", "char(5)", ("ab", "abcde   ", "äöüß€", ""), "abcdefg", "abcde"),
+        ("char(8)", "char(3)", ("ab", ""), "abcdefg", "abc"),
+        ("char(3)", "char(8)", ("ab", ""), None, None),
+        ("text", "short", ("ab", "abc "), "abcd", "abc"),
+        ("char(8)", "varchar(3)", ("ab", ""), "abcdefg", "abc"),
+        ("text", "bit(4)", ("1010", "xA"), "101010", "1010"),
+        ("varbit", "bit(4)", ("1010",), "1", "1000"),
+        ("varbit(6)", "varbit(3)", ("101", "1", ""), "1010", "101"),
+        ("bit(3)", "varbit(6)", ("101",), None, None),
+        ("text[]", "char(3)[]", ('{a,"bc   ",NULL}', "{}", "{{a,b},{c,d}}"), "{a,abcd}", "{a,abc}"),
+        ("char(8)[]", "char(3)[]", ("{ab}",), "{abcd}", "{abc}"),
+        ("text", "varchar(3)[]", ('{a,"bc   ",NULL}', "[2:3]={a,b}"), "{{a},{abcd}}", "{{a},{abc}}"),
+        ("varchar(8)[]", "short_list", ("{ab}",), "{abcd}", "{abc}"),
+        ("text[]", "bit(4)[]", ("{1010,xA,NULL}", "{}"), "{1010,11111}", "{1010,1111}"),
+        ("varbit[]", "varbit(3)[]", ("{101,1,NULL}", "{}"), "{1,1111}", "{1,111}"),
+    ],
+)
+def test_value_that_a_shorter_type_refuses_is_different(
+    bench: Bench,
+    published: str,
+    subscribed: str,
+    accepted: tuple[str, ...],
+    refused: str | None,
+    cut: str | None,
+) -> None:
+    """A cast would cut or pad what the input function refuses, and make the sides equal."""
+    bench.publisher.run(f"create table t (id int primary key, value {published})")
+    bench.subscriber.run(
+        "create domain short as char(3); create domain short_list as varchar(3)[];"
+        f"create table t (id int primary key, value {subscribed})"
+    )
+    with bench.publisher.connect() as connection:
+        for row in enumerate((*accepted, None)):
+            connection.execute(sql.SQL("insert into t values ({}, {})").format(*map(sql.Literal, row)))
+    bench.publisher.run("create publication p for table t")
+    bench.copy()
+    assert bench.validate().success
+    if refused is None:
+        return
+
+    bench.publisher.run(f"delete from t; insert into t values (90, '{refused}')")
+    bench.subscriber.run("delete from t")
+    with pytest.raises(psycopg.DataError):
+        bench.copy()
+    bench.subscriber.run(f"insert into t values (90, '{cut}')")
+    assert keys_by_kind(only_table(bench.validate())) == {DifferenceKind.DIFFERENT: ["id=90"]}
 
 
 def test_quoted_names_and_extra_columns_of_the_subscriber(bench: Bench) -> None:
