@@ -175,7 +175,8 @@ def _judge(
     proofs: Sequence[BoundedProof],
     now: dt.datetime,
 ) -> _Judged:
-    name = file_name(request.subscription)
+    # Great Expectations makes a folder of each part of a suite's name between dots.
+    name = file_name(request.subscription).replace(".", "%2E")
     _remove_generated(request.context_root.resolve() / "gx", name)
     context = get_context(mode="file", project_root_dir=str(request.context_root.resolve()))
     # None of these exists any more; `add_or_update` would compare each Expectation with all others, twice.

@@ -631,6 +631,13 @@ def test_concurrent_validations_do_not_disturb_each_other(orders: Bench) -> None
     assert suites == {"a", "b%2Fc", "b%252Fc", "%C3%BC"}
 
 
+def test_subscription_whose_name_has_a_dot_is_validated_again(orders: Bench) -> None:
+    reports = {orders.validate(subscription="nsw.eu").report for _ in range(2)}
+
+    assert {report.parent.name for report in reports} == {"nsw.eu"}
+    assert all(report.exists() for report in reports)
+
+
 def test_validation_without_tables_is_not_a_success(bench: Bench) -> None:
     bench.publisher.run("create publication p")
 
