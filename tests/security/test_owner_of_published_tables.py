@@ -155,7 +155,7 @@ READERS: dict[str, tuple[Callable[[Twin], None], str, Callable[[Twin], object]]]
     ),
     "validate": (
         synced,
-        "cdc_replay.commands.validate.validate_subscription",
+        "cdc_replay.commands.validate.observe_subscription",
         lambda twin: validate(twin.config, "s"),
     ),
     "reconcile": (

@@ -25,7 +25,7 @@ from cdc_replay.validate.at_fence import open_at_fence
 from cdc_replay.validate.records import record_validation, select_again, select_by_proofs
 from cdc_replay.validate.report_context import Repair, ReportContext, ReportLinks
 from cdc_replay.validate.result import to_result
-from cdc_replay.validate.run import ValidationRequest, validate_subscription
+from cdc_replay.validate.run import ValidationRequest, judge_subscription, observe_subscription
 from cdc_replay.validate.selection import Selection
 from cdc_replay.validate.verdict import Verdict
 
@@ -109,8 +109,10 @@ class ValidationRun:
                 report=self.report,
                 at=at,
             )
-            verdict = validate_subscription(request)
-            failpoint("validate.after_report")
+            observed = observe_subscription(request)
+        # The snapshots are closed: results and pages of all subscriptions wait for one lock.
+        verdict = judge_subscription(request, observed)
+        failpoint("validate.after_report")
         result = to_result(verdict, sides.tables, sides.from_lsn, time.monotonic() - began)
         published = [table.table.table.name for table in sides.tables]
         with connect(self.config.dsn_of(configured), purpose=f"validate {name}") as connection:

@@ -1,13 +1,14 @@
 """Run a validation: compare at the fence, judge by Great Expectations, write the reports.
 
-    compare the tables   → data frame, suite        (nothing is written)
+    compare the tables   → observations             (nothing is written; then the fence is closed)
     checkpoint           → validation result, Data Docs
     page                 → uncommitted/reports/<subscription>/<run>.html, and latest.html next to it
 
 Everything is under `<context root>/gx`, a file Data Context that is created on first use. Suites, checkpoints
 and results have the subscription's name, so subscriptions do not touch each other's; the index of the Data
-Docs is shared, and a file lock serializes runs. A crash leaves at most a result without its page, or a
-truncated generated file; the next run generates its files again and adds a result.
+Docs is shared, and a file lock serializes runs. Of each subscription the newest `KEPT_RUNS` results and pages
+are kept. A crash leaves at most a result without its page, or a truncated generated file; the next run
+generates its files again and adds a result.
 
 No file contains row values other than keys, or a DSN.
 """
@@ -18,6 +19,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 import fcntl
+import hashlib
 import importlib.resources
 import logging
 import time
@@ -65,6 +67,15 @@ DATA_CONTEXT: Final = "great_expectations.yml"
 DATA_SOURCE: Final = ("cdc_replay", "comparison_at_fence", "all_tables")
 """Data source, asset and batch definition of `great_expectations.yml`."""
 
+EARLIER_DATA_CONTEXTS: Final = frozenset({"709f7105e14e2dc6efdeb4d69fdf81e10972cc8131dbd03a7b8bdbe655d4f534"})
+"""SHA-256 of the configurations that earlier versions wrote, which are replaced."""
+
+KEPT_RUNS: Final = 100
+"""More than the trend of a report links to. Great Expectations lists all results in each run."""
+
+RUN_PAGES: Final = "[0-9A-F]*-[0-9A-F]*-*Z.html"
+"""Pages of runs; certificates are in the same folder."""
+
 GENERATED: Final = ("expectations", "validation_definitions", "checkpoints")
 """Folders of the Data Context with one file per subscription, rewritten by every run."""
 
@@ -98,15 +109,22 @@ class _Judged:
     run_page: Path
 
 
-def validate_subscription(request: ValidationRequest) -> Verdict:
-    """Compare the selected tables at the fence and judge them; the verdict is also written to disk.
+@dataclass(frozen=True, slots=True)
+class ObservedSubscription:
+    """What a run observed, and what it left; `began` is in the clock of `time.monotonic`."""
 
-    Differences and errors of single tables are part of the verdict, not exceptions.
+    began: float
+    tables: tuple[ObservedTable, ...]
+    left: tuple[LeftTable, ...]
+
+
+def observe_subscription(request: ValidationRequest) -> ObservedSubscription:
+    """Compare the selected tables at the fence, which nothing needs afterwards.
 
     Raises:
         ServerUnavailable: if a server is lost.
     """
-    started = time.monotonic()
+    began = time.monotonic()
     observation = Observation(
         request.subscription,
         request.fence,
@@ -115,7 +133,15 @@ def validate_subscription(request: ValidationRequest) -> Verdict:
         request.with_values,
         request.report,
     )
-    tables, left = observe_tables(observation, request.selection)
+    return ObservedSubscription(began, *observe_tables(observation, request.selection))
+
+
+def judge_subscription(request: ValidationRequest, observed: ObservedSubscription) -> Verdict:
+    """Judge what was observed; the verdict is also written to disk.
+
+    Differences and errors of single tables are part of the verdict, not exceptions.
+    """
+    tables, left = observed.tables, observed.left
     now = dt.datetime.now(dt.UTC)
     proofs = bounded_proofs(tables, left)
     gx_root = _data_context(request.context_root)
@@ -128,11 +154,12 @@ def validate_subscription(request: ValidationRequest) -> Verdict:
             tables=tuple(_table_verdict(table, judged.checks) for table in tables),
             data_docs=judged.data_docs,
             report=folder / f"{request.fence.lsn.file_name}-{now:%Y%m%dT%H%M%S%fZ}.html",
-            seconds=time.monotonic() - started,
+            seconds=time.monotonic() - observed.began,
             error=None if tables or left else "the subscription has no tables to validate",
             left_out=tuple(_left_out(table, request.selection, judged.checks) for table in left),
         )
         write_page(verdict, request.context, now=now.astimezone(), run_page=judged.run_page)
+        _remove_old_pages(folder)
     logger.info(
         "subscription %s at %s: %s, %d tables, %d fail, %.1f s, report %s",
         *(verdict.subscription, verdict.lsn, verdict.outcome.value),
@@ -148,12 +175,17 @@ def _data_context(context_root: Path) -> Path:
     make_folder(gx_root)
     make_folder(gx_root / "uncommitted")
     with _exclusive_lock(gx_root):
-        if not (configuration := gx_root / DATA_CONTEXT).exists():
+        configuration = gx_root / DATA_CONTEXT
+        if not configuration.exists() or _digest(configuration) in EARLIER_DATA_CONTEXTS:
             template = importlib.resources.files("cdc_replay.validate") / DATA_CONTEXT
             part = configuration.with_suffix(".part")
             part.write_bytes(template.read_bytes())
             part.replace(configuration)
     return gx_root
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -169,6 +201,25 @@ def _remove_generated(gx_root: Path, name: str) -> None:
         (gx_root / folder / f"{name}.json").unlink(missing_ok=True)
 
 
+def _remove_old_results(context: FileDataContext, name: str) -> None:
+    """Leave room for one more result; the Data Docs lose the pages of removed ones when they get the next."""
+    store = context.validation_results_store
+    results = [
+        key
+        for key in store.list_keys()
+        if isinstance(key, ValidationResultIdentifier) and key.expectation_suite_identifier.name == name
+    ]
+    results.sort(key=lambda key: key.run_id.run_time, reverse=True)
+    for key in results[KEPT_RUNS - 1 :]:
+        store.remove_key(key)
+
+
+def _remove_old_pages(folder: Path) -> None:
+    pages = sorted(folder.glob(RUN_PAGES), key=lambda page: page.name.rpartition("-")[2], reverse=True)
+    for page in pages[KEPT_RUNS:]:
+        page.unlink(missing_ok=True)
+
+
 def _judge(
     request: ValidationRequest,
     tables: Sequence[ObservedTable],
@@ -179,6 +230,7 @@ def _judge(
     name = file_name(request.subscription).replace(".", "%2E")
     _remove_generated(request.context_root.resolve() / "gx", name)
     context = get_context(mode="file", project_root_dir=str(request.context_root.resolve()))
+    _remove_old_results(context, name)
     # None of these exists any more; `add_or_update` would compare each Expectation with all others, twice.
     data_source, asset, batch_definition = DATA_SOURCE
     definition = ValidationDefinition(

@@ -27,6 +27,9 @@ from cdc_replay.subscriber import proofs
 from cdc_replay.subscriber.history import TimeRange, last_validations
 from cdc_replay.validate import selection
 from cdc_replay.validate.expectations import ExpectContentToEqualPublisher
+from cdc_replay.validate.gx import get_context
+from fixtures.native import wait_for
+from fixtures.postgres import Database
 from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
@@ -141,6 +144,29 @@ def test_a_difference_is_seen_within_the_promised_runs_and_stays_known(equal: Tw
         assert any("1 of 256 buckets differ" in problem.message for problem in read().problems) or (
             seen == RUNS - 1
         )
+
+
+def test_snapshots_are_closed_before_the_report_is_made(equal: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They keep VACUUM from its work, and the pages of all subscriptions wait for one lock."""
+    sides = (equal.publisher, equal.pairs["s"].ours)
+    held: list[str] = []
+
+    def open_context(**options: Any) -> object:
+        wait_for(lambda: not any(map(snapshots, sides)), "the end of the snapshots")
+        held.append("none")
+        return get_context(**options)
+
+    monkeypatch.setattr("cdc_replay.validate.run.get_context", open_context)
+    assert validate(equal.config, "s").success
+    assert held == ["none"]
+
+
+def snapshots(side: Database) -> list[tuple[Any, ...]]:
+    """The sessions of validations that hold one in this database."""
+    return side.rows(
+        "select pid from pg_stat_activity where application_name like 'cdc_replay validate%'"
+        " and datname = current_database() and backend_xmin is not null"
+    )
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from cdc_replay.publication.resolve import SyncedTable, synced_tables
 from cdc_replay.subscriber import state_schema, subscription_records, subscription_tables
 from cdc_replay.subscriber.target_tables import read_target_tables
 from cdc_replay.validate.report_context import ReportContext
-from cdc_replay.validate.run import ValidationRequest, validate_subscription
+from cdc_replay.validate.run import ValidationRequest, judge_subscription, observe_subscription
 from cdc_replay.validate.selection import ChosenTable, Selection
 from cdc_replay.validate.verdict import Verdict
 from fixtures.postgres import ANY_DATABASE, Database
@@ -97,13 +97,12 @@ class Bench:
         self, fence: ComparisonFence, tables: tuple[ValidatedTable, ...], subscription: str = SUBSCRIPTION
     ) -> Verdict:
         context = ReportContext("shop", ("p",))
-        return validate_subscription(
-            ValidationRequest(
-                subscription,
-                fence,
-                Selection(tuple(map(ChosenTable, tables))),
-                self.context_root,
-                context,
-                with_values=self.with_values,
-            )
+        request = ValidationRequest(
+            subscription,
+            fence,
+            Selection(tuple(map(ChosenTable, tables))),
+            self.context_root,
+            context,
+            with_values=self.with_values,
         )
+        return judge_subscription(request, observe_subscription(request))

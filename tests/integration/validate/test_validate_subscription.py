@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from urllib.parse import unquote
 
 import psycopg
 import pytest
@@ -15,6 +17,7 @@ from psycopg import sql
 from cdc_replay.compare.difference import DifferenceKind
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.table_state import Parked
+from cdc_replay.validate import run
 from cdc_replay.validate.verdict import CheckKind, TableVerdict, Verdict
 from integration.validate.bench import Bench
 
@@ -656,6 +659,42 @@ def test_configuration_of_the_data_context_never_changes(orders: Bench) -> None:
     orders.validate(subscription="another")
 
     assert configuration.read_bytes() == seeded
+
+
+def test_configuration_of_an_earlier_version_is_replaced_unless_it_was_changed(orders: Bench) -> None:
+    orders.validate()
+    configuration = orders.context_root / "gx" / "great_expectations.yml"
+    installed = configuration.read_text()
+    limit = "      # Each run reads all results that the index lists.\n      validation_results_limit: 50\n"
+    assert limit in installed
+    earlier = installed.replace(limit, "")
+    for text, expected in ((earlier, installed), (f"{earlier}# mine\n", f"{earlier}# mine\n")):
+        configuration.write_text(text)
+        orders.validate()
+        assert configuration.read_text() == expected
+
+
+def test_newest_results_and_pages_of_a_subscription_are_kept(
+    orders: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "KEPT_RUNS", 2)
+    uncommitted = orders.context_root / "gx" / "uncommitted"
+    pages: dict[str, list[str]] = {"nsw": [], "nsw2": []}
+    certificate = "certificate-0-1B75C70-20261126T005630595068Z.html"
+    for name in (*pages, *pages, *pages, "nsw"):
+        folder = uncommitted / "reports" / name
+        pages[name].append(orders.validate(subscription=name).report.name)
+        (folder / certificate).touch()
+
+    for name, written in pages.items():
+        folder = uncommitted / "reports" / name
+        assert {page.name for page in folder.iterdir()} == {*written[-2:], "latest.html", certificate}
+        for kept in (f"validations/{name}/**/*.json", f"data_docs/*/validations/{name}/**/*.html"):
+            assert len(list(uncommitted.glob(kept))) == 2
+        for page in written[-2:]:
+            links = re.findall(r'href="(\.\./[^"]*)"', (folder / page).read_text())
+            assert links
+            assert all((folder / unquote(link)).exists() for link in links)
 
 
 def test_no_file_contains_the_connection_or_values_other_than_keys(orders: Bench) -> None:
