@@ -27,7 +27,16 @@ from typing import Final
 
 from cdc_replay.model.alarm import WORSE, Alarm, AlarmKey, AlarmKind, Observed, Severity
 from cdc_replay.model.check import Check, Verdict
-from cdc_replay.model.problems import Bounds, lag_beyond, log_missing_hint, proof_beyond, split_hint, way_out
+from cdc_replay.model.problems import (
+    Bounds,
+    capture_hint,
+    lag_beyond,
+    log_missing_hint,
+    proof_beyond,
+    split_hint,
+    uncaptured_bound,
+    way_out,
+)
 from cdc_replay.model.results import ValidationOutcome
 from cdc_replay.model.size import size_in_words
 from cdc_replay.model.status import (
@@ -50,10 +59,6 @@ _OF_SUBSCRIBER: Final = (
     AlarmKind.LAG,
     AlarmKind.PROOF_AGE,
 )
-
-
-LONGEST_PAUSE: Final = dt.timedelta(minutes=10)
-"""The end of the log may stay for so long where WAL has no changes (`capture.commit_watch`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +186,9 @@ def _no_capture(publisher: PublisherStatus, subject: str, least_lag: dt.timedelt
             AlarmKey(subject, AlarmKind.NO_CAPTURE.value, str(end)),
             Severity.CRITICAL,
             f"nothing is captured: the publisher has written WAL beyond {end}, where the change log ends",
-            f"Run `cdc-replay capture {publisher.publisher}`. Its DAG may be paused, or its service stopped.",
+            capture_hint(publisher.publisher),
             lsn=end,
-            told_after_seconds=(least_lag + LONGEST_PAUSE).total_seconds(),
+            told_after_seconds=uncaptured_bound(least_lag),
         )
 
 

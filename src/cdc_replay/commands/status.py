@@ -14,6 +14,7 @@ from functools import partial
 from typing import TypeAlias
 
 from cdc_replay.capture.publisher_status import publisher_status, read_log_range, read_publisher_status
+from cdc_replay.capture.uncaptured_wal import UncapturedWal
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
 from cdc_replay.last_answers import read_answers, state_file, write_answers
 from cdc_replay.model.problems import Bounds, find_problems
@@ -56,11 +57,13 @@ def repeated_status(
     publishers, subscriptions = _names(config, subscription)
     file = state_file(config.path)
     with ServerAnswers(config.timeouts.answer.total_seconds()) as answers:
-        answers.restore(read_answers(file))
+        kept = read_answers(file)
+        uncaptured = UncapturedWal.take_from(kept)
+        answers.restore(kept)
 
         def read() -> StatusResult:
-            result = status_of(config, answers, publishers, subscriptions, bounds)
-            write_answers(file, answers.last())
+            result = status_of(config, answers, publishers, subscriptions, bounds, uncaptured)
+            write_answers(file, answers.last() | uncaptured.answers())
             return result
 
         yield read
@@ -72,6 +75,7 @@ def status_of(
     publishers: Collection[str],
     subscriptions: Collection[str],
     bounds: Bounds | None = None,
+    uncaptured: UncapturedWal | None = None,
 ) -> StatusResult:
     """The state of these publishers and subscriptions, by the present or last answers of their servers."""
     targets = {name: config.subscription(name) for name in subscriptions}
@@ -94,6 +98,8 @@ def status_of(
         name: publisher_status(name, source.slot, answered[f"publisher {name}"], answered[f"log {name}"])
         for name, source in sources.items()
     }
+    if uncaptured is not None:
+        source_states = {name: uncaptured.see(state) for name, state in source_states.items()}
     target_states = [
         subscriber_status(
             name, answered[f"subscription {name}"], source_states[target.subscription.publisher]

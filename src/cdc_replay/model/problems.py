@@ -4,6 +4,7 @@
 |--------------------------------------------------------------|-----------------------------------------|
 | a publisher or subscriber does not answer                    | the error's, or `doctor`                |
 | a slot is missing, lost or near lost; a log is not readable  | the error's; setup; capture             |
+| a publisher has written WAL, and nothing captures it         | capture                                 |
 | a subscription or a table of it is parked                    | the error's, or `resume`                |
 | a subscription has no tables yet                             | `sync`                                  |
 | the last replay failed, the last validation found a difference | the error's; `validate`               |
@@ -43,6 +44,10 @@ from cdc_replay.model.status import (
 _DOCTOR: Final = "Run `cdc-replay doctor`, which says what each server lacks."
 
 
+LONGEST_PAUSE: Final = dt.timedelta(minutes=10)
+"""The end of the log may stay for so long where WAL has no changes (`capture.commit_watch`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What a subscription may lag in time or in bytes, and how old its proof may be; None: any.
@@ -78,7 +83,7 @@ def find_problems(status: StatusResult, bounds: Bounds, now: dt.datetime) -> tup
     """The problems of the publishers, then of the subscriptions, in the order of the status."""
     problems: list[Problem] = []
     for publisher in status.publishers:
-        problems += [*_of_publisher(publisher), *_log_missing(publisher)]
+        problems += [*_of_publisher(publisher), *_log_missing(publisher), *_uncaptured(publisher, bounds)]
     for subscription in status.subscriptions:
         tables = [table for table in status.tables if table.subscription == subscription.subscription]
         problems += _of_subscription(subscription, tables)
@@ -136,6 +141,23 @@ def _log_missing(publisher: PublisherStatus) -> Iterator[Problem]:
     if has_slot and publisher.log_end is None:
         message = f"replication slot {publisher.slot} exists, but its change log is missing"
         yield Problem(f"publisher {publisher.publisher}", message, log_missing_hint(publisher.publisher))
+
+
+def _uncaptured(publisher: PublisherStatus, bounds: Bounds) -> Iterator[Problem]:
+    seconds = publisher.uncaptured_seconds
+    if bounds.lag is not None and seconds is not None and seconds > uncaptured_bound(bounds.lag):
+        message = f"nothing was captured for {duration_in_words(seconds)}, and it has written WAL since"
+        yield Problem(f"publisher {publisher.publisher}", message, capture_hint(publisher.publisher))
+
+
+def uncaptured_bound(lag: dt.timedelta) -> float:
+    """How many seconds WAL may stay beyond the log's end, if subscriptions may lag by `lag`."""
+    return (lag + LONGEST_PAUSE).total_seconds()
+
+
+def capture_hint(publisher: str) -> str:
+    """The way out where no capture moves the end of the log."""
+    return f"Run `cdc-replay capture {publisher}`. Its DAG may be paused, or its service stopped."
 
 
 def _of_subscription(subscription: SubscriptionStatus, tables: Iterable[TableStatus]) -> Iterator[Problem]:

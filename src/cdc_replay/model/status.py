@@ -68,6 +68,8 @@ class PublisherStatus:
     """Age of an earlier answer; None if the publisher has answered now."""
     state: PublisherState = PublisherState.DOWN
     max_retained_wal_bytes: int | None = None
+    uncaptured_seconds: float | None = None
+    """Since WAL was first seen beyond the present end of the log; None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

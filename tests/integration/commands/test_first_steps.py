@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.cli import app, main
+from cdc_replay.commands.capture import capture
 from cdc_replay.commands.setup import setup, subscriber_script
 from cdc_replay.config import load_config
 from cdc_replay.model.lsn import Lsn
@@ -223,6 +225,22 @@ def test_check_fails_for_what_is_wrong_only(capsys: pytest.CaptureFixture[str], 
     assert (code, "s parked 0 s" in told) == (0, True)
     assert "refused: Key (id)=(7) exists. → Delete it. Then `cdc-replay replay s`" in told
     assert run(capsys, "status", "s", "--check")[0] == 1
+
+
+def test_check_fails_while_nothing_is_captured(
+    capsys: pytest.CaptureFixture[str], sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = ("status", "--check", "--max-lag", "5min")
+    sides.copy()
+    sides.publisher.run("insert into t values (1)")
+    assert run(capsys, *probe) == (0, "")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 16 * 60)
+    code, told = run(capsys, *probe)
+    assert (code, "publisher pub: nothing was captured for 16 min" in told) == (1, True)
+    assert run(capsys, "status", "--check") == (0, "")
+    capture(load_config(sides.file), "pub")
+    assert "nothing was captured" not in run(capsys, *probe)[1]
 
 
 def test_last_answers_are_shown_while_a_side_is_down(

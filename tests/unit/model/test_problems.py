@@ -91,6 +91,16 @@ def test_subscription(subscription: SubscriptionStatus, remedy: str) -> None:
     assert remedy in told(SHOP, subscription)
 
 
+@pytest.mark.parametrize(("minutes", "is_wrong"), [(14, False), (16, True)])
+def test_wal_that_nothing_captures_is_wrong_after_the_bound_of_a_lag_and_a_pause(
+    minutes: int, is_wrong: bool
+) -> None:
+    publisher = replace(SHOP, uncaptured_seconds=60.0 * minutes)
+    message = "publisher shop: nothing was captured for 16 min, and it has written WAL since Run `cdc-replay"
+    assert told(publisher, bounds=Bounds.of_lag("5min")).startswith(message) is is_wrong
+    assert "captured" not in told(publisher)
+
+
 def test_parked_table_continues_by_resume() -> None:
     state = replace(NSW, state=SubscriptionState.PARKED)
     refused = TableStatus("nsw", "s.t", "parked: x", sync=TableSync.PARKED, parked_transaction=Lsn(16))
