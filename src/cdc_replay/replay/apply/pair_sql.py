@@ -22,7 +22,7 @@ from cdc_replay.model.frames import NetKind
 from cdc_replay.postgres.identifiers import commas
 from cdc_replay.replay.apply.target_sql import TargetSql, all_of, qualified
 from cdc_replay.subscriber.target_statements import equal
-from cdc_replay.subscriber.target_tables import Leaf, Operator
+from cdc_replay.subscriber.target_tables import Leaf, Operator, TargetColumn
 
 PAIR_COLUMNS: Final = "staged_ctid tid, relation oid, target_ctid tid"
 
@@ -69,6 +69,9 @@ _PAIRS_BY_ROW: Final = """
             and present.number = numbered.number
     )
 """
+
+# What the type prints: a cast to text may be code of the type's owner.
+_AS_TEXT: Final = "case when pg_catalog.num_nulls({0}) = 0 then pg_catalog.format('%s', {0}) end"
 
 _PAIRS_BY_LEAF_KEY: Final = """
     (
@@ -185,11 +188,9 @@ class PairStatements(TargetSql):
 
     def _pairs_by_row(self, leaves_with_key: Sequence[Leaf]) -> sql.Composed:
         keys = self.staged.table.keys
-        types = [sql.SQL(key.base_type_sql if key.has_order else "pg_catalog.text") for key in keys]
 
-        def row(values: Iterable[sql.Composable]) -> sql.Composed:
-            typed = zip(values, types, strict=True)
-            return commas(sql.SQL("{}::{}").format(value, type_sql) for value, type_sql in typed)
+        def row(names: Iterable[sql.Composable]) -> sql.Composed:
+            return commas(_comparable(name, key) for name, key in zip(names, keys, strict=True))
 
         elsewhere = sql.SQL("target.tableoid <> all ({}::oid[])").format(
             [leaf.oid for leaf in leaves_with_key]
@@ -238,3 +239,10 @@ def _group_by_key(leaves: Iterable[Leaf]) -> list[list[Leaf]]:
     for leaf in leaves:
         groups.setdefault(frozenset(leaf.key.items()), []).append(leaf)
     return [*groups.values()]
+
+
+def _comparable(value: sql.Composable, column: TargetColumn) -> sql.Composed:
+    """The value of a column in a form that can be sorted and compared."""
+    if column.has_order:
+        return sql.SQL("{}::{}").format(value, sql.SQL(column.base_type_sql))
+    return sql.SQL(_AS_TEXT).format(value)
