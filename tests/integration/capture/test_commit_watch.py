@@ -17,13 +17,20 @@ from fixtures.captured import Captured
 from fixtures.postgres import Database
 
 
+def watch_log(
+    captured: Captured, *, greatest_seconds: float = 60.0, answer_seconds: float = 60.0
+) -> CommitWatch:
+    """A watch that announces at once what the log lacks, which is nothing so far."""
+    capture_to(captured.source)
+    return CommitWatch(captured.source, WatchState(0.0, greatest_seconds, moved_at=0.0), answer_seconds)
+
+
 def test_only_a_change_that_the_log_lacks_is_announced_and_the_slot_moves_without_one(
     publisher: Database, set_up: Callable[..., Captured], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher.run("create table t (id int); create table other (id int); create publication p for table t")
-    source = set_up().source
-    watch = CommitWatch(source, WatchState(0.0, 60.0, moved_at=0.0), answer_seconds=60.0)
-    capture_to(source)
+    watch = watch_log(set_up())
+    source = watch.source
     publisher.run("insert into other select generate_series(1, 100)")
     assert watch.look() is None
 
@@ -70,9 +77,7 @@ def test_what_takes_too_long_to_look_through_is_captured(
     publisher: Database, set_up: Callable[..., Captured], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher.run("create table t (id int); create publication p for table t")
-    source = set_up().source
-    watch = CommitWatch(source, WatchState(0.0, 60.0, moved_at=0.0), answer_seconds=2.0)
-    capture_to(source)
+    watch = watch_log(set_up(), answer_seconds=2.0)
     publisher.run("insert into t values (1)")
 
     def decode_for_ever(connection: Connection, *_: object, **__: object) -> bool:
@@ -83,7 +88,7 @@ def test_what_takes_too_long_to_look_through_is_captured(
         much.setattr(commit_watch, "has_changes", decode_for_ever)
         assert watch.look() is not None
     assert watch.look() is None, "it is announced"
-    assert capture_to(source).transactions == 1
+    assert capture_to(watch.source).transactions == 1
     publisher.run("insert into t values (2)")
     assert watch.look() is not None, "the session is still of use"
     watch.close()
@@ -93,10 +98,8 @@ def test_who_follows_and_does_nothing_leaves_the_capture_to_others(
     publisher: Database, set_up: Callable[..., Captured], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher.run("create table t (id int); create publication p for table t")
-    source = set_up().source
-    watch = CommitWatch(source, WatchState(0.0, 0.0, moved_at=0.0), answer_seconds=60.0)
-    capture_to(source)
-    with connect_follower(source):
+    watch = watch_log(set_up(), greatest_seconds=0.0)
+    with connect_follower(watch.source):
         publisher.run("insert into t values (1)")
         assert watch.look() is None
         monkeypatch.setattr(followers, "SILENT_SECONDS", 0.0)

@@ -15,6 +15,8 @@ The first is tried within a savepoint, the second decides; it is refused if a fo
 rows that were to leave. The first is not tried if a row of P takes the key of another one: if the subscriber
 lacked the old row, its DELETE would find the new one.
 
+In both orders, keys that rows of the window have passed are checked before a row is inserted or updated.
+
 A table that refers to itself is a P. Tables without such foreign keys are merged one by one.
 """
 
