@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import psycopg
 import pytest
@@ -32,7 +33,9 @@ from fixtures.postgres import Database
 
 CI_SEED, CI_CASES = 20261162, 12
 SHUFFLED_SEED, SHUFFLED_CASES = 20261500, 6
+REDEFINED_SEED, REDEFINED_CASES = 20263000, 12
 SLOW_SEED, SLOW_CASES = 20262000, 300
+SLOW_REDEFINED_SEED = 20264000
 
 DAMAGED_SEED = 20261164
 
@@ -81,19 +84,35 @@ def tell(
     return tell
 
 
-def seeds(first: int, cases: int, version: int) -> Iterator[int]:
+Draw: TypeAlias = Callable[[int], World]
+"""Gives the world of a seed."""
+
+
+@pytest.fixture
+def draw(version: int) -> Draw:
+    """Worlds whose definitions stay."""
+    return partial(world, version=version)
+
+
+@pytest.fixture
+def draw_redefined(version: int) -> Draw:
+    """Worlds whose definitions change."""
+    return partial(world, version=version, redefined=True)
+
+
+def seeds(first: int, cases: int, draw: Draw) -> Iterator[int]:
     """Seeds of worlds that have so many cases together."""
     found = 0
     for seed in itertools.count(first):
         if found >= cases:
             return
-        found += len(world(seed, version).subscriptions)
+        found += len(draw(seed).subscriptions)
         yield seed
 
 
-def check(chosen: Sequence[int], version: int, run: Callable[[World], Ran]) -> str:
+def check(chosen: Sequence[int], draw: Draw, run: Callable[[World], Ran]) -> str:
     """Run the worlds and say what ran; fail for all cases that differ, the first of them made small."""
-    ran = {seed: _ran(seed, version, run) for seed in chosen}
+    ran = {seed: _ran(seed, draw, run) for seed in chosen}
     line = report.summary(chosen[0], ran)
     wrong = [
         (seed, name, result)
@@ -102,9 +121,9 @@ def check(chosen: Sequence[int], version: int, run: Callable[[World], Ran]) -> s
         if result.outcome is Outcome.DIFFERENT
     ]
     if wrong:
-        described = [report.described(seed, name, result.text) for seed, name, result in wrong]
+        described = [report.described(draw(seed), name, result.text) for seed, name, result in wrong]
         seed, name, _ = wrong[0]
-        pytest.fail("\n\n".join([line, *described, _smallest(seed, name, version, run)]))
+        pytest.fail("\n\n".join([line, *described, _smallest(draw(seed), name, run)]))
     if len(ran) == 1:
         return line
     found = report.counts(ran.values())
@@ -114,15 +133,15 @@ def check(chosen: Sequence[int], version: int, run: Callable[[World], Ran]) -> s
     return line
 
 
-def _ran(seed: int, version: int, run: Callable[[World], Ran]) -> Ran:
+def _ran(seed: int, draw: Draw, run: Callable[[World], Ran]) -> Ran:
     try:
-        return run(world(seed, version))
+        return run(draw(seed))
     except Exception as error:
         error.add_note(f"random case of seed {seed}")
         raise
 
 
-def _smallest(seed: int, name: str, version: int, run: Callable[[World], Ran]) -> str:
+def _smallest(failing: World, name: str, run: Callable[[World], Ran]) -> str:
     """The case as a scenario, made smaller while the product still fails in it."""
 
     def fails(candidate: World) -> bool:
@@ -131,9 +150,11 @@ def _smallest(seed: int, name: str, version: int, run: Callable[[World], Ran]) -
         except (psycopg.Error, CdcReplayError, NativeStandsStill):
             return False  # it lacks something that the rest needs
 
-    alone = only(world(seed, version), name)
+    alone = only(failing, name)
     if not fails(alone):
-        return f"case {name} of seed {seed} does not fail without the other subscriptions of its world"
+        return (
+            f"case {name} of seed {failing.seed} does not fail without the other subscriptions of its world"
+        )
     small = shrunk(alone, fails, SHRINKING_TRIES)
     return report.script(without(small, run(small).refused))
 
@@ -141,30 +162,53 @@ def _smallest(seed: int, name: str, version: int, run: Callable[[World], Ran]) -
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_random_cases_equal_native(
-    version: int, run: Callable[[World], Ran], tell: Callable[[str], None]
+    draw: Draw, run: Callable[[World], Ran], tell: Callable[[str], None]
 ) -> None:
-    """Sections 2 to 8, whatever the publications say of whatever tables: 20 cases, or those of one seed."""
+    """Sections 2 to 8, whatever the publications say of whatever tables: 12 cases, or those of one seed."""
+    tell(check(_chosen_or(CI_SEED, CI_CASES, draw), draw, run))
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_random_cases_equal_native_while_definitions_change(
+    draw_redefined: Draw, run: Callable[[World], Ran], tell: Callable[[str], None]
+) -> None:
+    """Publications, replica identities, partitions and columns change between changes of rows."""
+    chosen = _chosen_or(REDEFINED_SEED, REDEFINED_CASES, draw_redefined)
+    tell(check(chosen, draw_redefined, run))
+
+
+def _chosen_or(first: int, cases: int, draw: Draw) -> list[int]:
     chosen = os.environ.get(report.SEED_VARIABLE)
-    tell(check([int(chosen)] if chosen else list(seeds(CI_SEED, CI_CASES, version)), version, run))
+    return [int(chosen)] if chosen else list(seeds(first, cases, draw))
 
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_random_cases_equal_native_if_their_windows_are_shuffled(
-    version: int, run: Callable[[World], Ran], tell: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    draw: Draw, run: Callable[[World], Ran], tell: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the changes of large windows are."""
     monkeypatch.setattr("cdc_replay.replay.window_size.SMALL_WINDOW_ROWS", 0)
-    tell(check(list(seeds(SHUFFLED_SEED, SHUFFLED_CASES, version)), version, run))
+    tell(check(list(seeds(SHUFFLED_SEED, SHUFFLED_CASES, draw)), draw, run))
 
 
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_three_hundred_random_cases_equal_native(
-    version: int, run: Callable[[World], Ran], tell: Callable[[str], None]
+    draw: Draw, run: Callable[[World], Ran], tell: Callable[[str], None]
 ) -> None:
-    tell(check(list(seeds(SLOW_SEED, SLOW_CASES, version)), version, run))
+    tell(check(list(seeds(SLOW_SEED, SLOW_CASES, draw)), draw, run))
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_three_hundred_random_cases_equal_native_while_definitions_change(
+    draw_redefined: Draw, run: Callable[[World], Ran], tell: Callable[[str], None]
+) -> None:
+    tell(check(list(seeds(SLOW_REDEFINED_SEED, SLOW_CASES, draw_redefined)), draw_redefined, run))
 
 
 @dataclass
@@ -205,12 +249,10 @@ class Second:
         )
 
 
-def test_a_second_native_subscription_passes_and_a_damaged_one_does_not(
-    version: int, servers: Servers
-) -> None:
+def test_a_second_native_subscription_passes_and_a_damaged_one_does_not(draw: Draw, servers: Servers) -> None:
     """Worlds are drawn until one has rows at its end: what a seed gives differs between versions."""
     for seed in itertools.count(DAMAGED_SEED):
-        drawn = world(seed, version)
+        drawn = draw(seed)
         leaves = [leaf.sql for family in drawn.families for leaf in family.leaves]
         last = "delete from only {0} where ctid = (select max(ctid) from only {0})"
         damage = "; ".join(last.format(leaf) for leaf in leaves)

@@ -116,6 +116,22 @@ def test_everything_that_is_promised_is_drawn() -> None:
     assert wanted <= found, wanted - found
 
 
+def test_every_change_of_definitions_is_drawn() -> None:
+    redefined = [world(seed, 180000, redefined=True) for seed in range(40)]
+    found = {statement for each in redefined for statement in statements(each) if statement[:5] == "alter"}
+    words = (
+        *("add table", "drop table", "set table", "publish =", "publish_via_partition_root ="),
+        *("replica identity full", "replica identity default", "attach partition", "detach partition"),
+        *("add column", "drop column", "rename column", "type bigint", "type int"),
+    )
+    missing = [
+        each
+        for each in words
+        if not any(f" {each}" in statement or f"({each}" in statement for statement in found)
+    ]
+    assert not missing
+
+
 def test_a_seed_gives_the_same_world_every_time() -> None:
     assert WORLDS[:150] == [world(seed, 150000) for seed in range(150)]
     assert len({repr(each.phases) for each in WORLDS[150:]}) == 150

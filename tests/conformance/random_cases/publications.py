@@ -99,7 +99,7 @@ def random_publication(
         actions = tuple(choose.sample(ACTIONS, choose.randint(1, 3)))
     scope = choose.choices(("tables", "all", "schema", "both"), (74, 6, 10, 10))[0]
     via_root = choose.random() < 0.55
-    drawn = _Members(choose, actions, via_root, style, lists=scope == "tables")
+    drawn = Members(choose, actions, via_root, style, lists=scope == "tables")
     schemas = sorted({table.schema for family in families for table in family.tables})
     return Publication(
         name=name,
@@ -113,12 +113,14 @@ def random_publication(
 
 
 @dataclass(frozen=True, slots=True)
-class _Members:
+class Members:
+    """Draws the tables of a publication; with `lists` some have column lists."""
+
     choose: random.Random
     actions: Sequence[str]
     via_root: bool
     style: Style
-    lists: bool
+    lists: bool = True
 
     def members(self, families: Sequence[Family]) -> Iterator[Member]:
         """Some tables, each once, and no child beside its parent by inheritance (R5.5)."""

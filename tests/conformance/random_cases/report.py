@@ -13,6 +13,7 @@ from conformance.random_cases.world import World, as_scenario
 
 SEED_VARIABLE: Final = "CDC_REPLAY_CASE_SEED"
 TEST: Final = "tests/conformance/test_random_cases.py::test_random_cases_equal_native"
+REDEFINED_TEST: Final = f"{TEST}_while_definitions_change"
 
 
 def counts(results: Iterable[Ran]) -> Counter[Outcome]:
@@ -33,10 +34,10 @@ def summary(seed: int, results: Mapping[int, Ran]) -> str:
     )
 
 
-def described(seed: int, name: str, text: str) -> str:
+def described(world: World, name: str, text: str) -> str:
     """A failure: what differs, and how to see it again."""
-    command = f"{SEED_VARIABLE}={seed} pytest {TEST}"
-    return f"case {name} of seed {seed}: {text}\nagain: {command}"
+    command = f"{SEED_VARIABLE}={world.seed} pytest {REDEFINED_TEST if world.redefined else TEST}"
+    return f"case {name} of seed {world.seed}: {text}\nagain: {command}"
 
 
 def script(world: World) -> str:

@@ -274,10 +274,12 @@ class _Run:
         native, ours = self.native.databases[each.name], self.product.databases[each.name]
         with native.connect() as true, ours.connect() as tested, self.publisher.connect() as source:
             for family, table in self.world.tables():
-                columns = [column.name for column in family.columns]
-                want, have, is_source = (_content(at, table, columns) for at in (true, tested, source))
+                columns = self.world.columns(family)
+                want, have = (_content(at, table, columns) for at in (true, tested))
                 self.rows[each.name] += want.total()
-                if want == have or _only_lost_values_differ(family, want, have, is_source):
+                if want == have or _only_lost_values_differ(
+                    family, want, have, _content(source, table, columns[: len(family.columns)])
+                ):
                     continue
                 yield f"table {table}, columns {columns}{described_difference(want, have)}"
 

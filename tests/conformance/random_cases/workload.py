@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from conformance.random_cases.definitions import Definitions
 from conformance.random_cases.publications import condition
 from conformance.random_cases.tables import Column, Family, Table
 from conformance.random_cases.values import KEY_KINDS, literal, quoted
+
+SHARE_OF_DEFINITIONS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,12 @@ class Transaction:
 
 @dataclass(slots=True)
 class Workload:
-    """Draws statements; remembers which keys it has used."""
+    """Draws statements, with `definitions` also such that change them; remembers which keys it has used."""
 
     choose: random.Random
     families: Sequence[Family]
     reuses_keys: bool
+    definitions: Definitions | None = None
     last: int = 0
     used: list[int] = field(default_factory=lambda: [1])
 
@@ -70,6 +74,8 @@ class Workload:
     def _statement(self) -> Statement:
         family = self.choose.choice(self.families)
         table = family.top if self.choose.random() < 0.6 else self.choose.choice(family.tables)
+        if self.definitions is not None and self.choose.random() < SHARE_OF_DEFINITIONS:
+            return Statement((family.number,), self.definitions.change(family, table))
         if self.choose.random() < 0.02:
             return self._truncate(family, table)
         draw = self.choose.choices(tuple(STATEMENTS), tuple(STATEMENTS.values()))[0]

@@ -9,6 +9,7 @@ change log, as they do in use; each of them, with its publications, is one case.
 | publications   | 2 to 5 (`publications`)                                                                |
 | subscriptions  | up to 4, each to 1 to 3 publications, its tables laid out in one of three ways          |
 | phases         | before the subscriptions (mostly), then 1 to 3, each followed by a sync (`workload`)    |
+| definitions    | if the world is redefined, they change between changes of rows (`definitions`)          |
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+from conformance.random_cases.definitions import LATER, Definitions, with_later_column
 from conformance.random_cases.publications import (
     Publication,
     Subscribed,
@@ -40,13 +42,17 @@ SUBSCRIPTIONS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Everything that is run; the first phase comes before the subscriptions."""
+    """Everything that is run; the first phase comes before the subscriptions.
+
+    If it is `redefined`, definitions change between changes of rows (`definitions`).
+    """
 
     seed: int
     families: tuple[Family, ...]
     publications: tuple[Publication, ...]
     subscriptions: tuple[Subscribed, ...]
     phases: tuple[tuple[Transaction, ...], ...]
+    redefined: bool = False
 
     @property
     def publishes_generated(self) -> bool:
@@ -67,7 +73,13 @@ class World:
         statements = self._prelude()
         for family in self.families:
             statements += created(family, subscription.layout, generated=not self.publishes_generated)
+            if self.redefined:
+                statements += with_later_column(family, subscription.layout)
         return statements
+
+    def columns(self, family: Family) -> list[str]:
+        """The columns of subscribers' tables, those that the publisher always has first."""
+        return [*(column.name for column in family.columns), *((LATER,) if self.redefined else ())]
 
     def _prelude(self) -> list[str]:
         return [
@@ -80,7 +92,7 @@ class World:
             yield from created(family)
 
 
-def world(seed: int, version: int) -> World:
+def world(seed: int, version: int, *, redefined: bool = False) -> World:
     """The world of a seed for publishers of a version (`server_version_num`)."""
     choose = random.Random(seed)
     schemas = choose.sample(SCHEMAS, choose.randint(1, 3))
@@ -97,11 +109,16 @@ def world(seed: int, version: int) -> World:
         _copied_once(random_subscription(choose, number, publications), families, version)
         for number in range(1, SUBSCRIPTIONS + 1)
     )
-    workload = Workload(choose, families, reuses_keys=style.steady and choose.random() < 0.6)
+    workload = Workload(
+        choose,
+        families,
+        reuses_keys=style.steady and choose.random() < 0.6,
+        definitions=Definitions(choose, families, publications, style) if redefined else None,
+    )
     before = tuple(workload.filling()) if choose.random() < 0.8 else ()
     syncs = choose.choices((1, 2, 3), (30, 60, 10))[0]
     later = tuple(tuple(workload.transactions(choose.randint(4, 10))) for _ in range(syncs))
-    return World(seed, families, publications, subscriptions, (before, *later))
+    return World(seed, families, publications, subscriptions, (before, *later), redefined)
 
 
 def _copied_once(subscription: Subscribed, families: Sequence[Family], version: int) -> Subscribed:
