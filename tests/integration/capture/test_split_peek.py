@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 from fixtures.captured import Captured
 from fixtures.native import wait_for
 from fixtures.postgres import Database
-from integration.capture.twins import Twins
+from integration.capture.twins import WORK_MEMORY, Twins
+
+SetUp = Callable[..., Captured]
 
 TABLE = "create table t (id int primary key, a text); create publication p for table t;"
 LARGE = 2000
@@ -97,6 +100,31 @@ def test_split_anywhere_gives_the_same_rows(
         copied, outcome = capture_by_a_copy(twins, tmp_path, number, upto, streaming=streaming)
         assert copied.rows() == expected, f"split at {Lsn(position)}"
         assert (outcome.pulls, outcome.to_lsn) == (1, upto)
+
+
+def test_streamed_transaction_with_ddl_is_captured_when_a_split_sends_it_twice(
+    publisher: Database, set_up: SetUp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R1.26: the second piece has its messages again, with the ordinals that the first piece had."""
+    publisher.run(TABLE + f"alter database {publisher.name} set logical_decoding_work_mem = '{WORK_MEMORY}'")
+    captured = set_up(streaming=True)
+    captured.install_event_triggers()
+    captured.capture()
+    before = len(captured.rows())
+    with publisher.connect() as session:
+        session.autocommit = False
+        session.execute("alter table t add column b int default 7")
+        session.execute(f"insert into t select g, 'x', 8 from generate_series(1, {LARGE}) g")
+        middle = current_position(publisher.dsn)
+        session.execute("alter table t add column c int default 9")
+        session.execute(f"insert into t select -g, 'x', 8, 9 from generate_series(1, {LARGE}) g")
+        session.commit()
+    split_at(monkeypatch, middle)
+
+    captured.capture()
+
+    assert Counter(row["kind"] for row in captured.rows()[before:]) == {"M": 2, "I": 2 * LARGE}
+    assert caplog.messages == []
 
 
 def test_pull_splits_by_itself_and_leaves_no_slot(

@@ -14,6 +14,9 @@ Any role may call `pg_logical_emit_message`, with any prefix. So a message of th
 | XID     | the top-level transaction of the message                  | is invalid in any other one |
 | ORDINAL | greater than that of the transaction's previous message   | is accepted once            |
 
+A streamed transaction that is sent from its beginning again, as in the second piece of a pull, has its
+messages again (R1.26): those of before were dropped with the rest of it.
+
 All other messages are dropped before they reach the log: silently, or with a warning if they have our prefix.
 The server truncates messages with another prefix or above a size limit (`postgres.peek`), so that they cannot
 fill our memory.
@@ -40,6 +43,9 @@ from cdc_replay.postgres.peek import OUR_PREFIXES
 _PREFIX_OFFSET: Final = 1 + 1 + 8
 """After kind, flags and LSN (R1.1)."""
 _MESSAGE: Final = ord(MessageType.MESSAGE.value)
+_STREAM_START: Final = ord(MessageType.STREAM_START.value)
+_FIRST_BLOCK: Final = slice(5, 6)
+"""The byte of a Stream start that is 1 in the first block of a transaction (R1.1)."""
 
 
 def message_code(secret: bytes, prefix: str, xid: int, ordinal: int, content: bytes) -> str:
@@ -50,7 +56,7 @@ def message_code(secret: bytes, prefix: str, xid: int, ordinal: int, content: by
 
 @dataclass(slots=True)
 class MessageFilter:
-    """Drops foreign messages from one peek; all messages if there is no `secret` (no event triggers)."""
+    """Drops foreign messages from the peeks of a pull; all if there is no `secret` (no event triggers)."""
 
     secret: bytes | None
     refused: collections.Counter[int] = field(default_factory=collections.Counter)
@@ -59,12 +65,16 @@ class MessageFilter:
 
     def drop_foreign(self, batch: MessageBatch) -> MessageBatch:
         """The batch without foreign messages."""
-        messages = np.flatnonzero(batch.kinds == _MESSAGE)
-        if not len(messages):
+        positions = np.flatnonzero((batch.kinds == _MESSAGE) | (batch.kinds == _STREAM_START))
+        if not len(positions):
             return batch
         is_kept: npt.NDArray[np.bool_] = np.ones(len(batch.kinds), dtype=np.bool_)
-        for position in messages.tolist():
-            is_kept[position] = self._accepts(batch.message(position), int(batch.xid[position]))
+        for position in positions.tolist():
+            data, xid = batch.message(position), int(batch.xid[position])
+            if batch.kinds[position] == _MESSAGE:
+                is_kept[position] = self._accepts(data, xid)
+            elif data[_FIRST_BLOCK] == b"\1":
+                self._last_ordinals.pop(xid, None)
         return batch if is_kept.all() else batch.filter(is_kept)
 
     def _accepts(self, data: bytes, xid: int) -> bool:
