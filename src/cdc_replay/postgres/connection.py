@@ -57,6 +57,7 @@ PINNED_SETTINGS: Final[dict[str, str]] = {
     "standard_conforming_strings": "on",
     "quote_all_identifiers": "off",
     "search_path": "",
+    "client_min_messages": "notice",
     "default_transaction_isolation": "read committed",
     "lock_timeout": "0",
     "statement_timeout": "0",
@@ -66,7 +67,7 @@ PINNED_SETTINGS: Final[dict[str, str]] = {
 """The first settings of every session, except for timeouts that its DSN sets.
 
 A walsender ignores the timeouts: a new slot waits for all open transactions. What is looked up after a lock
-must be newer than the lock, which needs `read committed`."""
+must be newer than the lock, which needs `read committed`. Only a warning shows that a peek lacks changes."""
 
 # By default a server does not check for a dead client during a statement; it can on these systems.
 _CHECK_CLIENT: Final = psycopg.sql.SQL(

@@ -16,10 +16,19 @@ from cdc_replay.capture.pull import CaptureSource, capture_changes, current_posi
 from cdc_replay.capture.slot_continuity import WAL_POSITIONS
 from cdc_replay.capture.slot_lock import only_reader
 from cdc_replay.catalog.json_form import catalog_from_json
-from cdc_replay.errors import ChangeLogMismatch, ChangeLogMissing, SlotActive, SlotLost, SlotMissing
+from cdc_replay.errors import (
+    ChangeLogMismatch,
+    ChangeLogMissing,
+    PublicationMissing,
+    SlotActive,
+    SlotLost,
+    SlotMissing,
+)
 from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.publication import PublishAction
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.slot import advance_slot
+from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 from fixtures.captured import Captured
 from fixtures.postgres import Database
 
@@ -362,6 +371,23 @@ def test_messages_of_other_programs_are_dropped(publisher: Database, set_up: Set
     rows = captured.rows()
     assert [(row["kind"], row["seq"]) for row in rows] == [("I", 0)]
     assert captured.log.summary(Window(Lsn(0), captured.log.end_lsn)).transactions == 1
+
+
+def test_publication_that_was_missing_meanwhile_stops_the_capture(publisher: Database, set_up: SetUp) -> None:
+    """R1.19: PostgreSQL 18 skips its changes with a warning, which no setting of the database may hide."""
+    publisher.run(TABLE + f"alter database {publisher.name} set client_min_messages = error")
+    captured = set_up()
+    insert = CAPTURE_PUBLICATIONS[PublishAction.INSERT]
+    publisher.run(f"alter publication {insert} rename to elsewhere")
+    publisher.run("insert into t values (1, 'unpublished')")
+    publisher.run(f"alter publication elsewhere rename to {insert}")
+    publisher.run("insert into t values (2, 'published')")
+    end = captured.log.end_lsn
+
+    with pytest.raises(PublicationMissing, match=r"R1\.19"):
+        captured.capture()
+
+    assert (captured.changes(), captured.log.end_lsn) == ([], end)
 
 
 def test_log_has_origin_of_transaction(publisher: Database, set_up: SetUp) -> None:
