@@ -56,8 +56,9 @@ REBUILD_ALL: Final = (
 """The remedy if the log was captured from another database: no row of the subscribers came from this one."""
 
 SLOT_STATUS: Final = """
-    select plugin::text, database::text, restart_lsn::text, confirmed_flush_lsn::text, wal_status,
-           safe_wal_size, two_phase, to_jsonb(s) ->> 'invalidation_reason',
+    select plugin::text, database::text, database = current_database(), restart_lsn::text,
+           confirmed_flush_lsn::text, wal_status, safe_wal_size, two_phase,
+           to_jsonb(s) ->> 'invalidation_reason',
            case when not pg_is_in_recovery()
                 then pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint end
     from pg_replication_slots s
@@ -98,6 +99,8 @@ class SlotStatus:
     name: str
     plugin: str
     database: str
+    is_of_this_database: bool
+    """Compared by the server: in another encoding, the name may read differently than in the DSN."""
     restart_lsn: Lsn | None
     confirmed_flush: Lsn
     """The confirmed position; 0 for a physical slot."""
@@ -142,9 +145,9 @@ def slot_status(connection: Connection, slot: str) -> SlotStatus:
             + RESYNCHRONIZE,
             rule="R1.33",
         )
-    plugin, database, restart_lsn, confirmed_flush, *properties = row
+    plugin, database, is_of_this_database, restart_lsn, confirmed_flush, *properties = row
     return SlotStatus(
-        slot, plugin, database,
+        slot, plugin, database, is_of_this_database,
         None if restart_lsn is None else Lsn.parse(restart_lsn),
         ZERO if confirmed_flush is None else Lsn.parse(confirmed_flush),
         *properties,
@@ -160,7 +163,7 @@ def check_slot(connection: Connection, slot: str) -> SlotStatus:
         PublisherNotReady: if it belongs to another database or plugin.
     """
     status = slot_status(connection, slot)
-    if status.plugin != PLUGIN or status.database != connection.info.dbname:
+    if status.plugin != PLUGIN or not status.is_of_this_database:
         raise PublisherNotReady(
             f'replication slot "{slot}" cannot be used',
             detail=f'It belongs to plugin "{status.plugin}" and database "{status.database}".',

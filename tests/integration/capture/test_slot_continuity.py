@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from cdc_replay.capture.setup import setup_publisher
+from cdc_replay.capture.pull import CaptureSource
+from cdc_replay.capture.setup import SetupRequest, setup_publisher
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import ChangeLogMismatch, PublisherNotReady, SlotLost
 from cdc_replay.postgres.connection import KEEPALIVES, connect
 from embedded.postgres import Cluster
 from fixtures.captured import Captured
 from fixtures.disturbed import TABLE, Disturbed, content, disturb
-from fixtures.postgres import Database, create_database
+from fixtures.postgres import Database, create_database, drop_database
 
 SetUp = Callable[..., Captured]
 
@@ -161,6 +162,24 @@ def test_slot_of_another_plugin_or_database_is_refused(plugin: str, disturbed: D
         assert f'plugin "{plugin}" and database "{elsewhere.name}"' in str(refused.value.detail)
     finally:
         elsewhere.run(f"select pg_drop_replication_slot('{slot}')")
+
+
+def test_database_whose_name_reads_differently_in_its_encoding_is_captured(
+    publisher_cluster: Cluster, tmp_path: Path
+) -> None:
+    """Names of databases are stored as the bytes of the session that creates them, here of UTF-8."""
+    database = create_database(publisher_cluster, "café", "encoding 'LATIN1' locale 'C' template template0")
+    try:
+        database.run(TABLE)
+        slot, change_log = "slot_of_latin1", str(tmp_path / "log")
+        request = SetupRequest("test", database.dsn, slot, change_log, ("p",))
+        setup_publisher(request)
+        captured = Captured(database, CaptureSource("test", database.dsn, slot, change_log), request)
+        database.run("insert into t values (1, 'très')")
+        captured.capture()
+        assert captured.changes() == [("I", ("1", "très"))]
+    finally:
+        drop_database(database)
 
 
 def test_log_of_another_publisher_is_refused_with_all_differences(
