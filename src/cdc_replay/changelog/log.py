@@ -471,6 +471,7 @@ class ChangeLog:
 
         Raises:
             ChangeLogNotWritable: if a file cannot be deleted.
+            ChangeLogDamaged: if a file among prepared transactions is none.
         """
         with storage_write_errors(self.uri):
             return remove_dead_pulls(self._location, self._changes, self.end_lsn)

@@ -5,7 +5,7 @@
 | a data file that no commit names | a pull                      | its name starts with the end of the log |
 | the same                         | a compaction, metadata      | its age                                 |
 | a part of a commit or checkpoint | any writer                  | its name, and its age                   |
-| a part of a prepared transaction | a pull                      | its name                                |
+| a prepared transaction, a part   | a pull                      | its name, after the end of the log      |
 | metadata tables without a log    | a creation, a removal       | the table of changes is missing         |
 
 A pull names its files after the end of the log at its start. One process at a time pulls, holding the slot;
@@ -25,6 +25,7 @@ from typing import Final
 
 from cdc_replay.changelog.delta.commits import LOG_FOLDER
 from cdc_replay.changelog.delta.table import DurableTable
+from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.changelog.storage import PARTIAL, Location, delete_files
 from cdc_replay.model.lsn import Lsn
 
@@ -48,16 +49,16 @@ def remove_dead_pulls(log: Location, changes: DurableTable, end: Lsn) -> int:
     `changes` is the current table of changes, `end` the log's end there.
 
     Raises:
-        OSError: if a file cannot be deleted.
+        OSError, ChangeLogNotWritable: if a file cannot be deleted.
+        ChangeLogDamaged: if a file among prepared transactions is none.
     """
     dead = {*changes.location.names_with(f"{end.file_name}-")}
     if dead:
         dead -= {segment.name for segment in changes.segments()}
     removed = delete_files(changes.location, dead)
     roots = log / "prepared_roots"
-    for folder in (log / "prepared", *(roots / name for name in roots.names())):
-        removed += delete_files(folder, filter(_is_partial, folder.names()))
-    return removed
+    folders = (log / "prepared", *(roots / name for name in roots.names()))
+    return removed + sum(PreparedTransactions(folder).remove_dead(end) for folder in folders)
 
 
 def remove_old_orphans(table: DurableTable) -> int:

@@ -7,8 +7,11 @@ existing file is replaced atomically.
 
 | crash after                             | what the next pull does                                         |
 |-----------------------------------------|-----------------------------------------------------------------|
-| the file, before the commit of its pull | the slot sends the transaction again: the file is overwritten   |
+| the file, before the commit of its pull | the file is deleted; the slot sends the transaction again       |
 | the commit of the outcome's pull        | the slot sends the outcome again: skipped, the file is deleted  |
+
+The file is deleted because the server may have become one that never had the transaction, such as a promoted
+standby. There another one may have its xid.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from cdc_replay.changelog.storage import (
     storage_write_errors,
     sync_folder,
 )
+from cdc_replay.errors import ChangeLogDamaged, InvalidLsn
 from cdc_replay.model.lsn import Lsn
 
 if TYPE_CHECKING:
@@ -46,7 +50,11 @@ class PreparedKey:
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """The key of a file name."""
+        """The key of a file name.
+
+        Raises:
+            ValueError, InvalidLsn: if it is no such name.
+        """
         xid, _, lsn = name.removesuffix(".parquet").partition("_")
         return cls(int(xid), Lsn.parse(lsn.replace("-", "/")))
 
@@ -89,7 +97,41 @@ class PreparedTransactions:
             if delete_files(self._folder, [key.file_name for key in keys]):
                 sync_folder(self._folder)
 
+    def remove_dead(self, end: Lsn) -> int:
+        """Delete what pulls left that died before their commit, durably; returns the number of files.
+
+        `end` is the log's end. Only for the process that holds the slot.
+
+        Raises:
+            ChangeLogNotWritable: if a file cannot be deleted.
+            ChangeLogDamaged: as for `list_keys`.
+        """
+        names = self._folder.names()
+        parts = [name for name in names if name.startswith(PARTIAL)]
+        dead = [key.file_name for key in self._keys(names) if key.end_lsn > end]
+        with storage_write_errors(self._folder.uri):
+            if removed := delete_files(self._folder, [*parts, *dead]):
+                sync_folder(self._folder)
+        return removed
+
     def list_keys(self) -> tuple[PreparedKey, ...]:
-        """All stored transactions, ordered by xid and prepare LSN."""
-        names = (name for name in self._folder.names() if not name.startswith(PARTIAL))
-        return tuple(sorted(map(PreparedKey.parse, names)))
+        """All stored transactions, ordered by xid and prepare LSN.
+
+        Raises:
+            ChangeLogDamaged: if there is another file.
+        """
+        return self._keys(self._folder.names())
+
+    def _keys(self, names: Iterable[str]) -> tuple[PreparedKey, ...]:
+        return tuple(sorted(self._key(name) for name in names if not name.startswith(PARTIAL)))
+
+    def _key(self, name: str) -> PreparedKey:
+        try:
+            return PreparedKey.parse(name)
+        except (ValueError, InvalidLsn) as error:
+            # It may be a transaction that somebody has renamed, which must not be lost.
+            raise ChangeLogDamaged(
+                f'"{self._folder.uri}" contains a file that is not a prepared transaction',
+                detail=f"It is {name!r}.",
+                hint="Remove the file if it was not written by cdc-replay.",
+            ) from error

@@ -189,16 +189,8 @@ def _row_groups(file: Location) -> Iterator[tuple[RowGroup, tuple[int, int] | No
 def _verify_prepared(log: ChangeLog, folder: Location, reader: RowReader) -> int:
     """Read the prepared transactions in a folder; returns their number."""
     waiting = PreparedTransactions(folder)
-    try:
-        keys = waiting.list_keys()
-    except (ValueError, InvalidLsn) as error:
-        raise ChangeLogDamaged(
-            f'"{folder.uri}" contains a file that is not a prepared transaction',
-            detail=str(error),
-            hint="Remove the file if it was not written by cdc-replay.",
-        ) from error
     # The slot sends the transactions of a pull that died before its commit again.
-    committed = [key for key in keys if key.end_lsn <= log.end_lsn]
+    committed = [key for key in waiting.list_keys() if key.end_lsn <= log.end_lsn]
     for key in committed:
         RowOrder().check(reader.read(group) for group, _ in _row_groups(folder / key.file_name))
     return len(committed)

@@ -14,6 +14,7 @@ next. Each test makes real servers: a primary, and standbys or copies of its fil
 | restored to a point in time before it     | refused: it never had what the log holds         |
 | an older copy of the files                | refused, at once and after it was written to     |
 | a copy of the files as of the log's end   | goes on; then the original is refused            |
+| the same, after a pull that died          | goes on without what that pull has stored        |
 """
 
 from __future__ import annotations
@@ -45,15 +46,20 @@ COPY_ALL_AGAIN = ("cdc-replay teardown", "cdc-replay setup", "cdc-replay snapsho
 @pytest.fixture
 def captured(new_cluster: NewCluster, tmp_path: Path) -> Captured:
     """A primary of its own, set up for capture."""
+    return set_up_primary(new_cluster, tmp_path)
+
+
+def set_up_primary(new_cluster: NewCluster, tmp_path: Path, *, two_phase: bool = False) -> Captured:
     cluster = new_cluster("primary")
     cluster.create()
     cluster.start()
     database = create_database(cluster, "publisher")
     database.run(TABLE)
     slot, change_log = f"slot_{database.name}", str(tmp_path / "log")
-    request = SetupRequest("test", database.dsn, slot, change_log, ("p",))
+    request = SetupRequest("test", database.dsn, slot, change_log, ("p",), two_phase)
     setup_publisher(request)
-    return Captured(database, CaptureSource("test", database.dsn, slot, change_log), request)
+    source = CaptureSource("test", database.dsn, slot, change_log, two_phase=two_phase)
+    return Captured(database, source, request)
 
 
 def insert(database: Database, *numbers: int) -> None:
@@ -319,6 +325,31 @@ def test_copy_at_log_end_replaces_original(captured: Captured, new_cluster: NewC
 
     insert(captured.database, *range(10, 30))
     refusal(captured, captured.database.dsn, ChangeLogMismatch, "sends other transactions than change log")
+
+
+def test_prepared_transaction_of_a_dead_pull_is_forgotten_with_the_original(
+    new_cluster: NewCluster, tmp_path: Path
+) -> None:
+    """On the copy, which never had it, another transaction has its xid, and no published changes."""
+    captured = set_up_primary(new_cluster, tmp_path, two_phase=True)
+    insert(captured.database, 1)
+    captured.capture()
+    copy = copy_of(captured.database, new_cluster, "copy")
+    captured.database.run("begin; insert into t values (9, 'lost'); prepare transaction 'lost'")
+    captured.capture_killed_at("capture.after_segment")
+    xids = "select transaction::text from pg_prepared_xacts"
+    (lost,) = captured.database.rows(xids)
+    captured.database.cluster.stop()
+    copy.cluster.start()
+    copy.run("begin; create table unpublished (); prepare transaction 'kept'")
+    assert copy.rows(xids) == [lost]
+    copy.run("commit prepared 'kept'")
+    insert(copy, 2)
+
+    captured.capture(dsn=copy.dsn)
+
+    assert numbers(captured) == [1, 2]
+    assert captured.log.prepared.list_keys() == ()
 
 
 def test_another_cluster_at_same_address_is_refused(captured: Captured, new_cluster: NewCluster) -> None:

@@ -15,7 +15,7 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import LOG_SCHEMA
 from cdc_replay.changelog.storage import PARTIAL
-from cdc_replay.errors import ChangeLogConflict
+from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged
 from cdc_replay.model.database import Database
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName, Relation, RelationId, ReplicaIdentity
@@ -46,7 +46,7 @@ def files(uri: str) -> set[str]:
 def leave(uri: str, name: str, *, hours: float = 0) -> str:
     """Create a file that was last written that long ago."""
     path = Path(uri, name)
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"PAR1")
     then = time.time() - hours * 3600
     os.utime(path, (then, then))
@@ -58,9 +58,28 @@ def test_files_of_a_dead_pull_are_deleted_at_once(uri: str) -> None:
     ChangeLog.open(uri).write([transaction(0x120)])
     leave(uri, f"changes/{PARTIAL}0-110-1.parquet")
     leave(uri, f"prepared/{PARTIAL}7_0-118.parquet")
-    assert ChangeLog.open(uri).remove_dead_pulls() == 3
+    leave(uri, "prepared/7_0-118.parquet")
+    leave(uri, "prepared_roots/some_publication/7_0-118.parquet")
+    assert ChangeLog.open(uri).remove_dead_pulls() == 5
     assert files(uri) == before
     assert ChangeLog.open(uri).remove_dead_pulls() == 0
+
+
+def test_prepared_transactions_up_to_the_end_are_not_those_of_a_dead_pull(uri: str) -> None:
+    leave(uri, "prepared/7_0-110.parquet")
+    before = files(uri)
+    assert ChangeLog.open(uri).remove_dead_pulls() == 0
+    assert files(uri) == before
+
+
+def test_a_file_that_is_no_prepared_transaction_is_named(uri: str) -> None:
+    """It may be one that somebody has renamed."""
+    leave(uri, "prepared/7_0-110.parquet.bak")
+    before = files(uri)
+    with pytest.raises(ChangeLogDamaged, match="not a prepared transaction") as refused:
+        ChangeLog.open(uri).remove_dead_pulls()
+    assert "7_0-110.parquet.bak" in str(refused.value)
+    assert files(uri) == before
 
 
 def test_files_that_may_be_in_use_stay_for_a_day(uri: str) -> None:
