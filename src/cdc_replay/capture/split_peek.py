@@ -57,6 +57,13 @@ MOST_DECODED_TWICE: Final = 1.5
 With more, the second core would mostly repeat what the first one does.
 """
 
+ALIGNMENT_BYTES: Final = 64 << 10
+"""The second piece begins at a multiple of this, where a page of WAL begins, whatever the server's page size.
+
+A peek up to a position in a page's header has the transaction whose commit record is the first of that page
+(R1.23), and so does a peek from there on.
+"""
+
 _CANCEL_SECONDS: Final = 1.0
 """How long a cancelled statement may go on before it is cancelled again: the next one may have begun."""
 
@@ -111,9 +118,11 @@ class SplitPeek:
     def split_lsn(self) -> Lsn | None:
         """Where the second piece begins; None if there is only one."""
         after, length = self.window.after.value, self.window.upto.value - self.window.after.value
-        split = after + int(length * FIRST_SHARE)
+        split = (after + int(length * FIRST_SHARE)) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         decoded_twice = split - self.restart_lsn.value
-        is_worth_it = length >= self.least_bytes and decoded_twice <= length * MOST_DECODED_TWICE
+        is_worth_it = (
+            length >= self.least_bytes and split > after and decoded_twice <= length * MOST_DECODED_TWICE
+        )
         return Lsn(split) if is_worth_it and self.may_split and not self.options.two_phase else None
 
     @contextlib.contextmanager

@@ -9,11 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from psycopg import sql
 
 from cdc_replay.capture.ddl.catalog_snapshot import CatalogSnapshot
 from cdc_replay.capture.pull import CaptureSource, capture_changes, current_position
-from cdc_replay.capture.slot_continuity import WAL_POSITIONS
 from cdc_replay.capture.slot_lock import only_reader
 from cdc_replay.catalog.json_form import catalog_from_json
 from cdc_replay.errors import (
@@ -31,15 +29,11 @@ from cdc_replay.postgres.slot import advance_slot
 from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 from fixtures.captured import Captured
 from fixtures.postgres import Database
+from fixtures.wal_pages import PAGE_BYTES, fill_page
 
 SetUp = Callable[..., Captured]
 
 TABLE = "create table t (id int primary key, a text); create publication p for table t;"
-
-WAL_PAGE_BYTES = 8192
-WAL_PAGE_HEADER_BYTES = 24
-MESSAGE_BYTES = 54
-"""What is around the text of a message in WAL; records are filled up to eight bytes."""
 
 
 def inserted(captured: Captured) -> list[str | None]:
@@ -177,26 +171,10 @@ def test_target_inside_open_transaction_does_not_lose_it(publisher: Database, se
 def test_position_after_full_wal_page_is_reachable(publisher: Database) -> None:
     """R1.21: the server's position is after the header of a page that does not exist yet."""
     with publisher.connect() as connection:
-        next_record, record_end = _positions(connection)
-        # Others may write at the same time; then another page is tried.
-        for _ in range(50):
-            room = WAL_PAGE_BYTES - next_record.value % WAL_PAGE_BYTES
-            fill = "select pg_logical_emit_message(false, '', repeat('x', %s))"
-            connection.execute(fill, (room - MESSAGE_BYTES,))
-            next_record, record_end = _positions(connection)
-            if next_record.value % WAL_PAGE_BYTES == WAL_PAGE_HEADER_BYTES:
-                break
+        page = next(page for _ in range(50) if (page := fill_page(connection)) is not None)
 
-        assert record_end.value % WAL_PAGE_BYTES == 0
-        assert next_record.value - record_end.value == WAL_PAGE_HEADER_BYTES
-        assert current_position(publisher.dsn) >= record_end
-
-
-def _positions(connection: Connection) -> tuple[Lsn, Lsn]:
-    """Where the server says that it writes, and where its last record ends."""
-    statement = sql.SQL("select pg_current_wal_insert_lsn()::text, ends from ({}) as found (ends)")
-    ((next_record, record_end),) = connection.execute(statement.format(sql.SQL(WAL_POSITIONS))).fetchall()
-    return Lsn.parse(next_record), Lsn.parse(record_end)
+        assert page.value % PAGE_BYTES == 0
+        assert current_position(publisher.dsn) >= page
 
 
 def test_asynchronous_commits_are_captured(publisher: Database, set_up: SetUp) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -23,6 +24,7 @@ from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 from fixtures.captured import Captured
 from fixtures.native import wait_for
 from fixtures.postgres import Database
+from fixtures.wal_pages import fill_page
 from integration.capture.twins import WORK_MEMORY, Twins
 
 SetUp = Callable[..., Captured]
@@ -147,6 +149,43 @@ def test_pull_splits_by_itself_and_leaves_no_slot(
     assert [split is not None for split in splits] == [True, False]
     leftovers = "select from pg_replication_slots where temporary and database = current_database()"
     assert publisher.rows(leftovers) == []
+
+
+def test_split_is_in_no_page_header(publisher: Database, set_up: SetUp) -> None:
+    """R1.23: there, a commit record that begins the page would be in both pieces."""
+    publisher.run(TABLE)
+    captured = set_up(split_bytes=0)
+    page = commit_at_the_beginning_of_a_page(publisher)
+    publisher.run(f"insert into t select -g, 'later' from generate_series(1, {LARGE}) g")
+    start = captured.log.end_lsn.value
+    header = page.value + 8
+    upto = Lsn(start + math.ceil((header - start) / split_peek.FIRST_SHARE))
+    assert start + int((upto.value - start) * split_peek.FIRST_SHARE) == header
+    wait_for(lambda: pass_position(publisher, upto), "WAL up to the target")
+
+    captured.capture(upto)
+    captured.capture()
+
+    ((rows,),) = publisher.rows("select count(*) from t")
+    assert len(captured.changes()) == rows
+
+
+def commit_at_the_beginning_of_a_page(publisher: Database) -> Lsn:
+    """Commit transactions until the commit record of one is the first record of a page; where that begins."""
+    with publisher.connect() as session:
+        session.autocommit = False
+        for number in range(1, 50):
+            session.execute("insert into t values (%s, 'first of a page')", (number,))
+            page = fill_page(session)
+            session.commit()
+            if page is not None:
+                return page
+    raise AssertionError("others write all the time")
+
+
+def pass_position(publisher: Database, upto: Lsn) -> bool:
+    publisher.run("select pg_logical_emit_message(false, '', repeat('x', 100000))")
+    return current_position(publisher.dsn) >= upto
 
 
 def sessions_ahead(publisher: Database) -> list[tuple[Any, ...]]:
