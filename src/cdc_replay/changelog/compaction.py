@@ -20,6 +20,7 @@ fails: both carry the position at which the log starts.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import uuid
@@ -50,7 +51,7 @@ from cdc_replay.changelog.segment import (
     read_row_group,
 )
 from cdc_replay.changelog.storage import Location, delete_files
-from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged
+from cdc_replay.errors import CdcReplayError, ChangeLogConflict, ChangeLogDamaged
 from cdc_replay.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -154,8 +155,11 @@ def compact(table: DurableTable, start: AppTransaction, limits: CompactionLimits
         failpoint("compaction.after_segment")
         try:
             table.replace(sources, [merged], start)
-        except (ChangeLogConflict, OSError):
+        except ChangeLogConflict:
             delete_files(table.location, [merged.name])
+            raise
+        except OSError:
+            _discard_unless_committed(table, merged)
             raise
         failpoint("compaction.after_commit")
         result += CompactionResult(len(sources), 1, merged.size_bytes)
@@ -215,6 +219,16 @@ def delete_removed(table: DurableTable, *, older_than_hours: int = KEEP_HOURS) -
     present = {segment.name for segment in table.segments()}
     names = [name for name in table.removed_files(older_than_hours=older_than_hours) if name not in present]
     return delete_files(table.location, names)
+
+
+def _discard_unless_committed(table: DurableTable, merged: Segment) -> None:
+    """Delete a merged file after an error that does not tell whether its commit was written.
+
+    A store may have written it, or still do: there the file stays until its age shows that nobody needs it.
+    """
+    with contextlib.suppress(CdcReplayError, OSError):
+        if table.location.is_local and table.is_stale([merged]):
+            delete_files(table.location, [merged.name])
 
 
 def _merge(folder: Location, sources: Sequence[Segment]) -> Segment:

@@ -163,7 +163,7 @@ def put_if_absent(file: Location, content: bytes) -> bool:
     """Create a file with that content, durably and atomically; False, without a change, if the name exists.
 
     Raises:
-        OSError: if it cannot be written; it does not exist then.
+        OSError: if it cannot be written. It does not exist then, unless the answer of a store was lost.
     """
     return _put(file, content) if not file.is_local else _link(Path(file.path), content)
 

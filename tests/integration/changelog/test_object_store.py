@@ -6,9 +6,12 @@ import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import obstore
 import pytest
 from deltalake import DeltaTable
+from obstore.exceptions import GenericError
 from pyarrow import fs
 
 from cdc_replay.changelog.compaction import CompactionLimits
@@ -172,6 +175,25 @@ def test_small_segments_are_merged_and_the_log_is_verified(s3_uri: str) -> None:
     before = len(objects(s3_uri))
     assert compacted.delete_removed(older_than_hours=0) > 2
     assert len(objects(s3_uri)) < before
+    assert read_log_rows(ChangeLog.open(s3_uri)) == expected_rows(LAST)
+
+
+def test_a_compaction_whose_commit_was_not_answered_loses_nothing(
+    s3_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has written the commit; all that the client hears of it is an error."""
+    log = filled(s3_uri)
+    put = obstore.put
+
+    def write_without_answer(*arguments: Any, **options: Any) -> None:
+        put(*arguments, **options)
+        raise GenericError("operation timed out")
+
+    with monkeypatch.context() as silent:
+        silent.setattr(obstore, "put", write_without_answer)
+        with pytest.raises(ChangeLogNotWritable, match="timed out"):
+            log.compact(CompactionLimits(worthwhile=2))
+    assert len(ChangeLog.open(s3_uri).segments(EVERYTHING)) == 1
     assert read_log_rows(ChangeLog.open(s3_uri)) == expected_rows(LAST)
 
 

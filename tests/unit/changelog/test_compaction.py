@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cdc_replay.changelog.compaction import CompactionLimits, CompactionResult, plan_merges
 from cdc_replay.changelog.metadata_tables import CatalogRow
 from cdc_replay.changelog.segment import Segment
-from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged
+from cdc_replay.changelog.storage import Location
+from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogNotWritable
 from cdc_replay.failpoints import VARIABLE, FailpointReached
 from cdc_replay.model.lsn import Lsn, Window
 from unit.changelog.small_log import TABLE, SmallLog, transaction
@@ -147,6 +150,37 @@ def test_a_killed_compaction_leaves_the_log_unchanged_or_merged(
     small.reopened().compact(ALWAYS)
     assert small.verify().segments == 1
     assert small.rows()[: len(rows)] == rows
+
+
+def test_a_merged_segment_stays_if_its_commit_cannot_be_read_back(
+    small: SmallLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = small.rows()
+
+    def fail(_table: DeltaTable) -> None:
+        raise OSError("too many open files")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(DeltaTable, "update_incremental", fail)
+        with pytest.raises(ChangeLogNotWritable, match="cannot be written"):
+            small.reopened().compact(ALWAYS)
+    assert small.rows() == rows
+    assert small.verify().segments == 1
+
+
+def test_a_merged_segment_is_deleted_if_its_commit_cannot_be_written(
+    small: SmallLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, files = small.rows(), small.data_files()
+
+    def fail(_file: Location, _content: bytes) -> bool:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as failing:
+        failing.setattr("cdc_replay.changelog.delta.table.put_if_absent", fail)
+        with pytest.raises(ChangeLogNotWritable, match="cannot be written"):
+            small.reopened().compact(ALWAYS)
+    assert (small.rows(), small.data_files()) == (rows, files)
 
 
 def test_a_capture_and_a_compaction_do_not_conflict(small: SmallLog) -> None:

@@ -195,7 +195,7 @@ class DurableTable:
 
         Raises:
             ChangeLogConflict: if another writer has moved that application since the table was opened.
-            OSError: if the commit cannot be written; there is none then.
+            OSError: if the storage does not answer; there may be a commit then.
         """
         self._transact(DeltaCommit("WRITE", tuple(segments), position=position))
 
@@ -208,7 +208,7 @@ class DurableTable:
 
         Raises:
             ChangeLogConflict: if such a replacement was committed since this object opened the table.
-            OSError: if the commit cannot be written; there is none then.
+            OSError: if the storage does not answer; there may be a commit then.
         """
         self._transact(DeltaCommit("OPTIMIZE", tuple(added), tuple(removed), position, is_data_change=False))
 
@@ -217,7 +217,7 @@ class DurableTable:
 
         Raises:
             ChangeLogConflict: if another writer has set properties since this object opened the table.
-            OSError: if the commit cannot be written; there is none then.
+            OSError: if the storage does not answer; there may be a commit then.
         """
         metadata = self._table.metadata()
         properties = TableProperties(
@@ -233,7 +233,7 @@ class DurableTable:
 
         Raises:
             ChangeLogConflict: if another writer has set properties since this object opened the table.
-            OSError: if the commit cannot be written; there is none then.
+            OSError: if the storage does not answer; there may be a commit then.
         """
         if not _PROPERTIES.items() <= self.configuration.items():
             self.configure(_PROPERTIES)
