@@ -356,6 +356,11 @@ def translated_errors(action: str, *, grant: str | None = None) -> Iterator[None
         raise translated from error
 
 
+def _is_about_slot(error: psycopg.Error) -> bool:
+    """By the function of the server that raised it: its message is in any language, and may name a table."""
+    return "slot" in (error.diag.source_function or "").lower()
+
+
 _LIBPQ_QUESTION: Final = re.compile(r"\n\tIs the server running [^\n]*\?")
 """Of a connection that is refused, once per address; the hint says it."""
 
@@ -368,10 +373,10 @@ def _translate(action: str, error: psycopg.Error, grant: str | None) -> CdcRepla
         case pg.InsufficientPrivilege() | pg.InvalidAuthorizationSpecification() | pg.InvalidPassword():
             hint = grant if isinstance(error, pg.InsufficientPrivilege) else None
             return MissingPrivilege(message, detail=error.diag.message_detail, hint=hint)
-        case pg.ObjectInUse() if "slot" in server_message:
+        case pg.ObjectInUse() if _is_about_slot(error):
             hint = "Stop the other process that reads this slot, then run the command again."
             return SlotActive(message, hint=hint)
-        case pg.UndefinedObject() if "replication slot" in server_message:
+        case pg.UndefinedObject() if _is_about_slot(error):
             return SlotMissing(message, hint="Run `cdc-replay setup` for the publisher.")
         case pg.AdminShutdown() | pg.CrashShutdown() | pg.CannotConnectNow() | pg.TooManyConnections():
             return ServerUnavailable(message, hint="Run the command again once the server answers.")
