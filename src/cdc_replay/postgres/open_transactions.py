@@ -7,16 +7,18 @@ from typing import Final
 
 from cdc_replay.postgres.connection import Connection, translated_errors
 
-# pg_locks is visible to everybody, sessions of other roles in pg_stat_activity only in part.
+# pg_locks is visible to everybody, sessions of other roles in pg_stat_activity only in part. Names are bytes:
+# those of databases in another encoding are not converted.
 OLDEST: Final = """
-    select xid::text, pid, gid, database, role, extract(epoch from clock_timestamp() - began)::float8
+    select xid::text, pid, textsend(gid), namesend(database), namesend(role),
+           extract(epoch from clock_timestamp() - began)::float8
     from (
-        select l.transactionid as xid, l.pid, null as gid, a.datname::text as database,
-               a.usename::text as role, a.xact_start as began
+        select l.transactionid as xid, l.pid, null as gid, a.datname as database,
+               a.usename as role, a.xact_start as began
         from pg_locks l left join pg_stat_activity a on a.pid = l.pid
         where l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and l.granted and l.pid is not null
         union all
-        select transaction, null, gid, database::text, owner::text, prepared
+        select transaction, null, gid, database, owner, prepared
         from pg_prepared_xacts
     ) open
     order by age(xid) desc
@@ -56,7 +58,11 @@ def oldest_transaction(connection: Connection) -> OpenTransaction | None:
     """The oldest open transaction of the cluster that has an xid, in any database."""
     with translated_errors("cannot look for open transactions"):
         row = connection.execute(OLDEST).fetchone()
-    return None if row is None else OpenTransaction(*row)
+    if row is None:
+        return None
+    xid, pid, *names, seconds = row
+    gid, database, role = (None if name is None else name.decode(errors="backslashreplace") for name in names)
+    return OpenTransaction(xid, pid, gid, database, role, seconds)
 
 
 def log_running_transactions(connection: Connection) -> bool:

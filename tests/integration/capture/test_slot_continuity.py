@@ -21,7 +21,7 @@ from cdc_replay.postgres.connection import KEEPALIVES, connect
 from embedded.postgres import Cluster
 from fixtures.captured import Captured
 from fixtures.disturbed import TABLE, Disturbed, content, disturb
-from fixtures.postgres import Database, create_database, drop_database
+from fixtures.postgres import IN_LATIN1, Database, create_database, drop_database
 
 SetUp = Callable[..., Captured]
 
@@ -168,7 +168,7 @@ def test_database_whose_name_reads_differently_in_its_encoding_is_captured(
     publisher_cluster: Cluster, tmp_path: Path
 ) -> None:
     """Names of databases are stored as the bytes of the session that creates them, here of UTF-8."""
-    database = create_database(publisher_cluster, "café", "encoding 'LATIN1' locale 'C' template template0")
+    database = create_database(publisher_cluster, "café", IN_LATIN1)
     try:
         database.run(TABLE)
         slot, change_log = "slot_of_latin1", str(tmp_path / "log")

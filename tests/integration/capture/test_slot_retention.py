@@ -27,9 +27,10 @@ from cdc_replay.commands.status import status
 from cdc_replay.config import Config, load_config
 from cdc_replay.errors import ChangeLogMissing, SlotActive, SlotDroppedOverLimit, SlotMissing
 from cdc_replay.model.lsn import Lsn
+from embedded.postgres import Cluster
 from fixtures.captured import Captured
 from fixtures.disturbed import TABLE, content
-from fixtures.postgres import Database
+from fixtures.postgres import IN_LATIN1, Database, create_database, drop_database
 
 SetUp = Callable[..., Captured]
 
@@ -199,6 +200,22 @@ def test_slot_is_dropped_for_open_transaction_and_error_names_it(
     assert content(log).num_rows == 1
     with pytest.raises(SlotMissing, match="no longer exists"):
         capture(config, "pub")
+
+
+def test_slot_is_dropped_for_prepared_transaction_whose_name_is_in_another_encoding(
+    publisher_cluster: Cluster, publisher: Database, configured: Callable[..., Config]
+) -> None:
+    """A database of the server in LATIN1: the name of a transaction is sent to the publisher's as it is."""
+    config = configured("1MB")
+    elsewhere = create_database(publisher_cluster, "latin1", IN_LATIN1)
+    try:
+        elsewhere.run("create table u (); begin; create table v (); prepare transaction 'café'")
+        write_wal(publisher, 2)
+        with pytest.raises(SlotDroppedOverLimit, match=r'but prepared transaction "caf\\xe9" \(xid '):
+            capture(config, "pub")
+    finally:
+        elsewhere.run("rollback prepared 'café'")
+        drop_database(elsewhere)
 
 
 def test_slot_is_dropped_after_failed_capture_and_error_has_both_reasons(
