@@ -49,6 +49,11 @@ PARTIAL: Final = "_partial."
 # The Delta library formats causes as a tree, in color.
 _DECORATION: Final = re.compile(r"(\x1b\[[0-9;]*m|↳|\s)+")
 
+# The Delta library reads %41 as A and a backslash as a slash, in folders too, and refuses control characters.
+# A store's client also cuts a path at #, and drops empty folders.
+_READ_OTHERWISE: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f\ud800-\udfff]")
+_READ_OTHERWISE_IN_STORES: Final = re.compile(rf"{_READ_OTHERWISE.pattern}|#|//")
+
 Environment: TypeAlias = tuple[tuple[str, str], ...]
 
 _LISTED_AT_ONCE: Final = 1_000
@@ -74,12 +79,14 @@ class Location:
         """The location of a path, or of a URI such as `s3://bucket/folder`.
 
         Raises:
-            InvalidConfiguration: if the URI's scheme is unknown, or it has more than bucket and path.
+            InvalidConfiguration: if the URI's scheme is unknown, or it has more than bucket and path, or the
+                libraries that read the log would look for it elsewhere.
         """
         scheme, separator, path_text = uri.partition("://")
         if not separator or scheme == "file":
-            path = Path(unquote(urlsplit(uri).path) if separator else uri).absolute()
-            return cls(str(path), fs.LocalFileSystem(), str(path))
+            path = str(Path(unquote(urlsplit(uri).path) if separator else uri).absolute())
+            _check_path(path, _READ_OTHERWISE)
+            return cls(path, fs.LocalFileSystem(), path)
         bucket = path_text.partition("/")[0]
         if scheme not in _STORES or not bucket or set(bucket) & set("@:?") or "?" in path_text:
             raise InvalidConfiguration(
@@ -90,6 +97,7 @@ class Location:
                 hint="Correct the publisher's `change_log` in the configuration.",
             )
         path_text = path_text.rstrip("/")
+        _check_path(path_text, _READ_OTHERWISE_IN_STORES)
         return cls(f"{scheme}://{path_text}", _object_store(scheme, _environment()), path_text)
 
     def __truediv__(self, name: str) -> Location:
@@ -157,6 +165,15 @@ class Location:
         except BaseError as error:
             raise _os_error(error) from error
         return tuple(listed)
+
+
+def _check_path(path: str, read_otherwise: re.Pattern[str]) -> None:
+    if (match := read_otherwise.search(path)) is not None:
+        raise InvalidConfiguration(
+            f"a path with {match[0]!r} cannot be that of a change log",
+            detail="The libraries that read the log would look for it elsewhere.",
+            hint="Correct the publisher's `change_log` in the configuration.",
+        )
 
 
 def put_if_absent(file: Location, content: bytes) -> bool:

@@ -17,6 +17,7 @@ from cdc_replay.changelog.storage import (
     sync_visible_files,
 )
 from cdc_replay.errors import ChangeLogNotWritable, InvalidConfiguration
+from unit.changelog.small_log import SmallLog
 
 
 @pytest.mark.parametrize("uri", ["{}", "file://{}"])
@@ -53,6 +54,33 @@ def test_a_uri_with_more_than_bucket_and_path_is_refused_and_not_repeated(uri: s
     with pytest.raises(InvalidConfiguration, match="cannot be used") as refused:
         Location.parse(uri)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "part"),
+    [
+        ("/logs/100%25", "%25"),
+        ("/logs/a\\b", "\\\\"),
+        ("/logs/a\nb", "\\n"),
+        ("/logs/a\udcff", "\\udcff"),
+        ("file:///logs/a%2541", "%41"),
+        ("s3://bucket/a%20b", "%20"),
+        ("s3://bucket/a#b", "#"),
+        ("s3://bucket/a//b", "//"),
+    ],
+)
+def test_a_path_that_libraries_read_otherwise_is_refused(uri: str, part: str) -> None:
+    with pytest.raises(InvalidConfiguration) as refused:
+        Location.parse(uri)
+    assert f"a path with '{part}' cannot" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["100%", "a b", "a#b", "a?b", "é", "[x]", "~"])
+def test_a_folder_of_any_other_name_is_one(tmp_path: Path, name: str) -> None:
+    small = SmallLog.create(tmp_path / name)
+    small.pulls(2)
+    assert small.verify().transactions == 2
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_azure_needs_the_name_of_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
