@@ -70,6 +70,9 @@ class WatchState:
         """The step for this WAL position, and this position of the slot."""
         if confirmed != self.confirmed:
             self.confirmed, self.moved_at = confirmed, now
+        if position < self.empty_to:
+            # Another server has taken over, which did not have the end of the WAL.
+            self.empty_to = ZERO
         if position > max(confirmed, self.empty_to) and self._may_announce(now):
             return Step.PEEK
         if self.empty_to > confirmed:

@@ -23,6 +23,14 @@ def test_wal_beyond_the_slot_is_peeked_once(state: WatchState) -> None:
     assert state.next_step(2.0, Lsn(111), Lsn(100)) is Step.PEEK
 
 
+def test_wal_of_a_server_that_takes_over_is_peeked_where_it_was_empty(state: WatchState) -> None:
+    """A promoted standby may lack the end of the WAL; it writes other changes there."""
+    state.empty_to = Lsn(200)
+    assert state.next_step(1.0, Lsn(150), Lsn(100)) is Step.PEEK
+    state.empty_to = Lsn(150)
+    assert state.next_step(MOVE_SECONDS, Lsn(150), Lsn(100)) is Step.MOVE
+
+
 def test_announced_change_is_announced_again_if_no_capture_follows(state: WatchState) -> None:
     state.announce(1.0, Lsn(110))
     assert state.next_step(5.0, Lsn(500), Lsn(100)) is Step.NOTHING
