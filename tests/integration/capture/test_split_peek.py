@@ -104,10 +104,15 @@ def test_split_anywhere_gives_the_same_rows(
         assert (outcome.pulls, outcome.to_lsn) == (1, upto)
 
 
+@pytest.mark.parametrize("memory", [WORK_MEMORY, "64MB"])
 def test_streamed_transaction_with_ddl_is_captured_when_a_split_sends_it_twice(
-    publisher: Database, set_up: SetUp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    memory: str,
+    publisher: Database,
+    set_up: SetUp,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """R1.26: the second piece has its messages again, with the ordinals that the first piece had."""
+    """R1.26: the second piece has its messages again, with their ordinals, streamed or not."""
     publisher.run(TABLE + f"alter database {publisher.name} set logical_decoding_work_mem = '{WORK_MEMORY}'")
     captured = set_up(streaming=True)
     captured.install_event_triggers()
@@ -123,6 +128,10 @@ def test_streamed_transaction_with_ddl_is_captured_when_a_split_sends_it_twice(
         session.commit()
     split_at(monkeypatch, middle)
 
+    def use_memory(ahead: Connection) -> None:
+        ahead.execute("select set_config('logical_decoding_work_mem', %s, false)", (memory,))
+
+    monkeypatch.setattr(split_peek, "use_decoding_memory", use_memory)
     captured.capture()
 
     assert Counter(row["kind"] for row in captured.rows()[before:]) == {"M": 2, "I": 2 * LARGE}

@@ -33,7 +33,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cdc_replay.capture.message_batch import MessageBatch
+from cdc_replay.capture.message_batch import MessageBatch, kind_mask
 from cdc_replay.catalog.ddl_change import CODE_LINE
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.pgoutput.messages import LogicalMessage, MessageType
@@ -44,6 +44,9 @@ _PREFIX_OFFSET: Final = 1 + 1 + 8
 """After kind, flags and LSN (R1.1)."""
 _MESSAGE: Final = ord(MessageType.MESSAGE.value)
 _STREAM_START: Final = ord(MessageType.STREAM_START.value)
+_BEGINS: Final = kind_mask(
+    frozenset({MessageType.BEGIN, MessageType.BEGIN_PREPARE, MessageType.STREAM_START})
+)
 _FIRST_BLOCK: Final = slice(5, 6)
 """The byte of a Stream start that is 1 in the first block of a transaction (R1.1)."""
 
@@ -65,17 +68,22 @@ class MessageFilter:
 
     def drop_foreign(self, batch: MessageBatch) -> MessageBatch:
         """The batch without foreign messages."""
-        positions = np.flatnonzero((batch.kinds == _MESSAGE) | (batch.kinds == _STREAM_START))
-        if not len(positions):
+        if self._last_ordinals:
+            self._forget_restarted(batch)
+        messages = np.flatnonzero(batch.kinds == _MESSAGE)
+        if not len(messages):
             return batch
         is_kept: npt.NDArray[np.bool_] = np.ones(len(batch.kinds), dtype=np.bool_)
-        for position in positions.tolist():
-            data, xid = batch.message(position), int(batch.xid[position])
-            if batch.kinds[position] == _MESSAGE:
-                is_kept[position] = self._accepts(data, xid)
-            elif data[_FIRST_BLOCK] == b"\1":
-                self._last_ordinals.pop(xid, None)
+        for position in messages.tolist():
+            is_kept[position] = self._accepts(batch.message(position), int(batch.xid[position]))
         return batch if is_kept.all() else batch.filter(is_kept)
+
+    def _forget_restarted(self, batch: MessageBatch) -> None:
+        """Forget the messages of transactions that are sent from their beginning again, streamed or not."""
+        begins = _BEGINS[batch.kinds] & np.isin(batch.xid, list(self._last_ordinals))
+        for position in np.flatnonzero(begins).tolist():
+            if batch.kinds[position] != _STREAM_START or batch.message(position)[_FIRST_BLOCK] == b"\1":
+                self._last_ordinals.pop(int(batch.xid[position]), None)
 
     def _accepts(self, data: bytes, xid: int) -> bool:
         if not data.startswith(OUR_PREFIXES, _PREFIX_OFFSET):
