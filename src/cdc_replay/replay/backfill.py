@@ -126,7 +126,8 @@ def backfill_range(
 
     Raises:
         InvalidConfiguration: if the range is not applied yet, or a chosen table is not known.
-        SubscriberNotReady: if a chosen table is not ready, or the destination lacks a table or column.
+        SubscriberNotReady: if a chosen table is not ready, the destination lacks a table or column, or rows
+            that can be those of another subscription would be deleted.
         UnchangedToastLost: if a row of the range lacks a value that nothing has any more (R4.6).
     """
     began = time.monotonic()
@@ -455,6 +456,11 @@ def _apply(backfill: _BackfillRange, *, dry_run: bool) -> tuple[dict[str, int], 
         routes.tables,
         backfill.read_window.upto,
         repairs=destination.is_subscriber,
+        shared={
+            table.name: backfill.shared[table.index]
+            for table in routes.tables
+            if table.index in backfill.shared
+        },
     )
     with open_apply_session(request) as session:
         stagers = (Stager.of(session.tables, destination.dsn),)

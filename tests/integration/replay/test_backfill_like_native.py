@@ -297,3 +297,26 @@ def test_truncate_of_a_table_with_rows_of_another_subscription_is_not_repeated(t
         with pytest.raises(SubscriberNotReady, match=r'(?s)public\.t was truncated.*"other" feeds it, too'):
             truncated.fill(dry_run=dry_run)
     assert twin.rows("s", "t") == [(12, 0, None, "own"), (2, 0, None, "own")]
+
+
+def test_row_that_has_moved_to_another_subscription_stays(twin: Twin) -> None:
+    """R8.5: for the subscription that the row has left, it is deleted; the other one has inserted it."""
+    twin.publisher.run(f"""
+        {PUBLISHER}; alter table t replica identity full;
+        create publication p for table t where (a < 10); create publication q for table t where (a >= 10)
+    """)
+    twin.subscribe("s", "p", tables=SUBSCRIBER)
+    twin.subscribe_beside("s", "other", "q")
+    moved = apply_range(
+        twin,
+        "insert into t values (1, 0), (2, 0), (3, 0);\ndelete from t where id = 3;\nupdate t set b = 'x'",
+    )
+    moved.ours.run("update t set b = 'lost'")
+    moved.fill()
+    assert moved.ours.rows("table t order by id") == moved.after["t"]
+
+    moved = apply_range(twin, "update t set a = 10 where id = 1;\nupdate t set b = 'y' where id = 2")
+    with pytest.raises(SubscriberNotReady, match=r'(?s)rows of table public\.t.*subscription "other" feeds'):
+        moved.fill()
+
+    assert twin.rows("s", "t") == [(1, 10, "x", "own"), (2, 0, "y", "own")]

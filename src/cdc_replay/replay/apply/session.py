@@ -34,7 +34,7 @@ from typing import TypeAlias, TypeVar
 import psycopg
 from psycopg import sql
 
-from cdc_replay.errors import ApplyConflict
+from cdc_replay.errors import ApplyConflict, SubscriberNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.frames import Truncation
 from cdc_replay.model.lsn import Lsn
@@ -72,7 +72,8 @@ class ApplyRequest:
     the caller found them; a table without one is looked up by name.
 
     If it `repairs`, a TRUNCATE deletes the rows that are not staged: the others have been inserted since, and
-    keep what only the subscriber has.
+    keep what only the subscriber has. `shared` has, by table, another subscription that feeds it: a deleted
+    row may be one that has moved there, so none is deleted.
     """
 
     subscription: Subscription
@@ -83,6 +84,7 @@ class ApplyRequest:
     relations: Mapping[QualifiedName, int] = field(default_factory=dict)
     report: Report = unreported
     repairs: bool = False
+    shared: Mapping[QualifiedName, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ class ApplySession:
             ApplyConflict: if the subscriber's rows or constraints do not allow a change.
             TargetMismatch: if its tables have changed since the session was opened.
             SubscriberLocked: if other sessions hold needed locks, at every try.
+            SubscriberNotReady: if a row of a shared table would be deleted.
             SubscriberNotWritable: if it is read-only, or has no space.
             ServerUnavailable: if the connection is lost.
         """
@@ -220,6 +223,8 @@ class ApplySession:
             return merging
 
         for name, merged in merge_group(self.connection, sessions, group, begin).items():
+            if merged.delete and (feed := self.request.shared.get(name)) is not None:
+                raise _deletes_shared_rows(self.request.subscription.name, name, feed)
             total.insert += merged.insert
             total.update += merged.update
             total.delete += merged.delete
@@ -290,6 +295,15 @@ def open_apply_session(
             # If this fails, the next run finds the tables by name.
             with contextlib.suppress(psycopg.Error):
                 drop_staging(connection, name, run=run)
+
+
+def _deletes_shared_rows(subscription: str, table: QualifiedName, feed: str) -> SubscriberNotReady:
+    return SubscriberNotReady(
+        f'rows of table {table} would be deleted, and subscription "{feed}" feeds it, too',
+        detail="A row that has moved to the other subscription cannot be told from one that was deleted.",
+        hint="Choose other tables with `--table`, or repair this one with"
+        f" `cdc-replay validate {subscription} --tables {table.argument} --repair`.",
+    )
 
 
 def advance_only(request: ApplyRequest, before_commit: BeforeCommit) -> None:
