@@ -236,10 +236,11 @@ class _OtherFeed:
         return subscription_tables.table_states(self.session.connection, self.feed.name).get(self.feed.table)
 
     def _catalogs_since_copy(self, change_log: ChangeLog) -> tuple[PublisherCatalog, ...]:
-        if self._copy_definition is None:
+        # A new log has none before the first capture.
+        if self._copy_definition is None or not (catalogs := change_log.catalogs()):
             return ()
         since = min(self._copy_definition.lsn, change_log.end_lsn)
-        history = CatalogHistory(change_log.catalogs())
+        history = CatalogHistory(catalogs)
         return tuple(history.within(Window(since, change_log.end_lsn)).values())
 
     def _check_copy_filters(self, filters: Iterable[RowFilter]) -> None:

@@ -34,7 +34,7 @@ from typing import TypeAlias
 
 from psycopg import sql
 
-from cdc_replay.errors import CdcReplayError
+from cdc_replay.errors import CdcReplayError, SubscriberNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready, TableState
@@ -286,13 +286,14 @@ def accepts_staged_rows(connection: Connection, subscription: str, table: TableC
     )
 
 
-def delete_rows(session: TargetSession, table: TableCopy) -> None:
+def delete_rows(session: TargetSession, subscription: str, table: TableCopy, feed: str | None) -> None:
     """Delete the rows that the new ones replace; readers see them until the transaction commits.
 
     Writers are blocked from here on, so that no row is inserted in between. Inheritance children keep their
-    rows.
+    rows. `feed` is another subscription that feeds the table, if there is one.
 
     Raises:
+        SubscriberNotReady: if the rows can be those of the other subscription.
         ApplyConflict: if foreign keys would delete or change rows of other tables, which nothing sends again.
         MissingPrivilege, ServerUnavailable: as `translated_errors`.
     """
@@ -300,5 +301,12 @@ def delete_rows(session: TargetSession, table: TableCopy) -> None:
     with translated_errors(action, grant="On the subscriber, grant the role DELETE on the table."):
         session.execute(lock_out_writers(table.target))
         deleted = session.execute(sql.SQL("delete from {}").format(target_reference(table.target)))
+    if deleted and feed is not None:
+        raise SubscriberNotReady(
+            f'rows of table "{table.name}" would be deleted, and subscription "{feed}" feeds it, too',
+            detail="To copy a table again deletes all of its rows and inserts the new ones.",
+            hint=f"`cdc-replay refresh {subscription} --reconcile` keeps the rows of other subscriptions.",
+            rule="R7.13",
+        )
     if deleted and table.target.acts_on_delete:
         raise deletion_acts(table.name, "A resync deletes all rows of the table and inserts the new ones.")

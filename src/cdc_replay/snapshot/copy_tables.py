@@ -305,11 +305,11 @@ class _Run:
         return rows, time.monotonic() - started
 
     def _move(self, planned: TablePlan) -> int:
-        connection, table = self._connection, planned.table
+        connection, request, table = self._connection, self._request, planned.table
         with act_on(connection, [table.target]) as sessions, contextlib.ExitStack() as filling:
             session = sessions.session_for(table.target)
-            if self._request.replace:
-                delete_rows(session, table)
+            if request.replace:
+                delete_rows(session, request.subscription, table, request.shared.get(table.name))
             if not session.runs_as_owner:
                 size = sum(chunk.bytes for chunk in planned.chunks)
                 size += sum(chunk.bytes for chunk in planned.staged.values())

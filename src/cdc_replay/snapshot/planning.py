@@ -69,6 +69,8 @@ class SnapshotRequest:
     """Limit for the COPY text of all tasks together; None: no limit."""
     run_as_owner: bool = False
     """As in `model.subscription.Subscription`."""
+    shared: Mapping[QualifiedName, str] = field(default_factory=dict)
+    """By table, another subscription that feeds it."""
     while_copying: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     """The context while chunks are read: the caller can let other processes use ready tables."""
 

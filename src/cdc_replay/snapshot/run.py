@@ -22,6 +22,7 @@ from functools import partial
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.capture.slot_continuity import check_header
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.compare.other_feeds import other_feeds
 from cdc_replay.errors import SubscriberNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
@@ -260,6 +261,7 @@ def _request(
     *,
     replace: bool,
 ) -> SnapshotRequest:
+    feeds = other_feeds(session, (synced.table.name for synced in tables)) if replace else {}
     return SnapshotRequest(
         session.subscription.name,
         exported,
@@ -272,6 +274,7 @@ def _request(
         readers=context.options.readers,
         bytes_per_second=context.options.bytes_per_second,
         run_as_owner=session.subscription.run_as_owner,
+        shared={table: names[0] for table, names in feeds.items()},
         while_copying=partial(context.options.while_copying, session),
     )
 

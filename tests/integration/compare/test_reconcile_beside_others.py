@@ -19,7 +19,10 @@ import pytest
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.refresh import refresh
 from cdc_replay.commands.setup import setup
-from cdc_replay.errors import NotConfirmed, ReconcileRefused
+from cdc_replay.commands.snapshot import snapshot
+from cdc_replay.commands.teardown import teardown
+from cdc_replay.errors import NotConfirmed, ReconcileRefused, SubscriberNotReady
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import RefreshResult
 from fixtures.command_line import NO_JAVA, PROGRAM
 from fixtures.native import NativeSubscription
@@ -99,6 +102,29 @@ def test_reconcile_keeps_rows_of_a_complementary_filter(twin: Twin) -> None:
     assert changed(refresh(twin.config, "b", reconcile=True)) == (1, 1, 1)
     assert ids(database) == list(range(1, 201))
     assert database.rows("select note from t where id in (8, 108)") == [("mine",), ("mine",)]
+
+
+@pytest.mark.parametrize("chosen", [[QualifiedName("public", "t")], []])
+def test_table_is_not_copied_again_over_rows_of_another_feed(twin: Twin, chosen: list[QualifiedName]) -> None:
+    """R7.13: neither by name, nor after a lost slot, when every table is copied again."""
+    database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
+    twin.sync_ours("b")
+    before = database.rows("select ctid::text, t::text from t order by 1")
+    if not chosen:
+        teardown(twin.config, "pub")
+        twin.change_log.rename(twin.folder / "old_log")
+        setup(twin.config, "pub")
+    for name, other in (("a", "b"), ("b", "a")):
+        with pytest.raises(SubscriberNotReady, match=rf'"public\.t" would be deleted.*"{other}" feeds it'):
+            snapshot(twin.config, name, tables=chosen)
+    assert database.rows("select ctid::text, t::text from t order by 1") == before
+
+    for name in ("a", "b"):
+        refresh(twin.config, name, reconcile=True)
+    twin.publish("update t set region = 'new' where id in (1, 100)")
+    assert [result.replay.error for result in twin.sync_ours()] == [None, None]
+    assert ids(database) == list(range(1, 201))
+    assert database.rows("select id from t where region = 'new' order by id") == [(1,), (100,)]
 
 
 def test_reconcile_after_a_boundary_between_two_filters_moved(twin: Twin) -> None:
