@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cdc_replay.compare.comparison import compare_table
 from cdc_replay.config import Config, load_config
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.opening import capture_source, open_subscription
+from cdc_replay.opening import capture_source, configured_subscriptions, open_subscription
 from cdc_replay.postgres.environment_connection import connection_from_environment
 from cdc_replay.validate.at_fence import open_at_fence
 from cdc_replay.validate.expectations import (
@@ -100,7 +100,7 @@ def read_comparison(
 def _observe(config: Config, subscription: str, stack: contextlib.ExitStack) -> tuple[ObservedTable, ...]:
     source = capture_source(config, config.subscription(subscription).subscription.publisher)
     with open_subscription(config, subscription, "validate") as session:
-        sides = open_at_fence(source, session, stack)
+        sides = open_at_fence(source, session, configured_subscriptions(config), stack)
     return tuple(
         ObservedTable(table, compare_table(sides.fence, table, LISTED_KEYS)) for table in sides.tables
     )

@@ -150,10 +150,15 @@ def refresh_request(
     return RefreshRequest(
         source=capture_source(config, publisher, report),
         setup=setup_request(config, publisher),
-        configured={name: configured.subscription for name, configured in config.subscriptions.items()},
+        configured=configured_subscriptions(config),
         options=snapshot_options(config, subscription),
         reconcile=reconcile,
     )
+
+
+def configured_subscriptions(config: Config) -> dict[str, Subscription]:
+    """All subscriptions by name: several may feed the same tables."""
+    return {name: configured.subscription for name, configured in config.subscriptions.items()}
 
 
 def setup_request(config: Config, publisher: str) -> SetupRequest:

@@ -18,7 +18,7 @@ from cdc_replay.failpoints import failpoint
 from cdc_replay.model.progress import Report, unreported
 from cdc_replay.model.results import ValidateResult
 from cdc_replay.model.validation_scope import ValidationScope
-from cdc_replay.opening import capture_source, open_subscription
+from cdc_replay.opening import capture_source, configured_subscriptions, open_subscription
 from cdc_replay.postgres.connection import connect
 from cdc_replay.subscriber import history, proofs
 from cdc_replay.validate.at_fence import open_at_fence
@@ -81,7 +81,7 @@ class ValidationRun:
         with contextlib.ExitStack() as stack:
             with open_subscription(self.config, name, "validate", report=self.report) as session:
                 at = dt.datetime.now(dt.UTC)
-                sides = open_at_fence(source, session, stack)
+                sides = open_at_fence(source, session, configured_subscriptions(self.config), stack)
                 if before is not None:
                     selection = select_again(session.connection, name, sides.tables, before)
                 else:

@@ -85,6 +85,7 @@ class ValidatedTable:
     `target` is None if the subscriber has no such table. `full`: the publications publish all four actions
     with one filter. Otherwise the subscriber may differ (it keeps rows whose DELETE is not published), and
     `note` says why. `notice` tells if the rows were copied with another row filter than the current one.
+    `claimed` is the condition for rows that other feeds of the target may have inserted, None if unknown.
     """
 
     table: SyncedTable
@@ -92,6 +93,7 @@ class ValidatedTable:
     full: bool
     note: str = ""
     notice: str = ""
+    claimed: sql.Composed | None = None
 
 
 @dataclass(slots=True)
@@ -244,6 +246,7 @@ def compare_table(
                 session,
                 only_key=not validated.full,
             )
+            pair = dataclasses.replace(pair, claimed=validated.claimed)
             compared = _compare(fence, session, pair, chosen, listed_keys, with_values=with_values)
             check_unchanged(fence.publisher, planned)
             return dataclasses.replace(

@@ -22,6 +22,7 @@ tree (`filters.printed`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -149,6 +150,17 @@ def rows_of_other_feeds(
         for table, conditions in claims.items()
         if conditions
     }
+
+
+def identified_rows_of_other_feeds(
+    session: SubscriptionSession, log_state: LogState, tables: Iterable[QualifiedName]
+) -> dict[QualifiedName, sql.Composed]:
+    """The conditions of `rows_of_other_feeds`, for tables whose other feeds are all known."""
+    conditions: dict[QualifiedName, sql.Composed] = {}
+    for table in other_feeds(session, tables):
+        with contextlib.suppress(ReconcileRefused):
+            conditions |= rows_of_other_feeds(session, log_state, [table])
+    return conditions
 
 
 def other_feeds(

@@ -68,8 +68,9 @@ class TablePair:
     `columns` are compared. Conditions: `passes` for the publisher's rows that pass the row filters, None
     without filters; `outside` for rows of the target outside them, None if the subscriber cannot evaluate
     them, for the reason `unknown`; `claimed` for rows that another feed of the target may have inserted,
-    which are never deleted. `converted` are the publisher's values of columns that have another type on the
-    subscriber. Rows outside of the buckets `within` take no part; None: all do.
+    which are never deleted, and outside of the filters not compared. `converted` are the publisher's values
+    of columns that have another type on the subscriber. Rows outside of the buckets `within` take no part;
+    None: all do.
     """
 
     synced: SyncedTable
@@ -131,6 +132,8 @@ class TablePair:
         """The subscriber's side, with rows outside the filter, which may read columns not compared."""
         target = table_reference(self.name, is_partitioned=self.target.is_partitioned)
         rows = sql.SQL("select {} from {}").format(names(self.synced.columns), target)
+        if self.outside is not None and self.claimed is not None:
+            rows = sql.SQL("{} where not ({} and {})").format(rows, self.outside, self.claimed)
         table = f'table "{self.synced.table.name}" of the subscriber'
         return TableSide(rows, self.key, self.columns, session, table, self.outside)
 

@@ -16,10 +16,12 @@ from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.compare.comparison import ValidatedTable
 from cdc_replay.compare.fence import ComparisonFence, open_fence
+from cdc_replay.compare.other_feeds import LogState, identified_rows_of_other_feeds
 from cdc_replay.errors import NotConsistent
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.subscription import Subscription
 from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.publication.resolve import synced_tables, why_not_mirrored
 from cdc_replay.replay.definition_drift import definition_drifts
@@ -41,9 +43,14 @@ class OpenedAtFence:
 
 
 def open_at_fence(
-    source: CaptureSource, session: SubscriptionSession, stack: contextlib.ExitStack
+    source: CaptureSource,
+    session: SubscriptionSession,
+    configured: Mapping[str, Subscription],
+    stack: contextlib.ExitStack,
 ) -> OpenedAtFence:
     """Replay the subscription up to a fence and open both sides there; `stack` closes them.
+
+    `configured` are all subscriptions by name: they may feed the same tables.
 
     Raises:
         NotConsistent: if the subscription could not be replayed to the fence.
@@ -60,7 +67,8 @@ def open_at_fence(
             )
         with import_snapshot(exported, purpose="catalog") as connection:
             catalog = read_catalog(connection, fence_lsn)
-        tables = validated_tables(session, catalog, _notices(source, session, catalog))
+        log_state = LogState(source.change_log, catalog, configured)
+        tables = validated_tables(session, log_state, _notices(source, session, catalog))
         has_tables_of_others = any(
             table.target is not None and table.target.acting.rights is not Rights.OWN for table in tables
         )
@@ -80,22 +88,26 @@ def _notices(
 
 
 def validated_tables(
-    session: SubscriptionSession, catalog: PublisherCatalog, notices: Mapping[QualifiedName, str]
+    session: SubscriptionSession, log_state: LogState, notices: Mapping[QualifiedName, str]
 ) -> tuple[ValidatedTable, ...]:
     """The subscription's tables, and how each of them is judged.
 
     A table with a changed filter is judged like any other: PostgreSQL keeps the old rows too (R9.12), but the
-    publications exclude them. `notices` explain such rows, also after a rewrite (R11.9).
+    publications exclude them. `notices` explain such rows, also after a rewrite (R11.9). Rows that other
+    feeds may have inserted are not judged, if these feeds are known.
     """
-    publications = session.subscription.publications
+    publications, catalog = session.subscription.publications, log_state.catalog
     listed = {synced.table.name: synced for synced in synced_tables(catalog, publications)}
     # A table dropped on the subscriber fails, even if a new one has its name.
     known = {table.name or table.recorded_name for table in session.known_tables()}
     subscribed = {name: synced for name, synced in listed.items() if name in known}
     targets = session.read_targets(subscribed)
+    claims = identified_rows_of_other_feeds(session, log_state, targets)
     tables = []
     for name, synced in subscribed.items():
         reason = why_not_mirrored(catalog, publications, synced)
-        notice = notices.get(name, "")
-        tables.append(ValidatedTable(synced, targets.get(name), reason is None, reason or "", notice))
+        notice, claimed = notices.get(name, ""), claims.get(name)
+        tables.append(
+            ValidatedTable(synced, targets.get(name), reason is None, reason or "", notice, claimed)
+        )
     return tuple(tables)

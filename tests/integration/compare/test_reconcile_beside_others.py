@@ -21,6 +21,8 @@ from cdc_replay.commands.refresh import refresh
 from cdc_replay.commands.setup import setup
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.commands.teardown import teardown
+from cdc_replay.commands.validate import validate
+from cdc_replay.commands.validate_and_repair import validate_and_repair
 from cdc_replay.errors import NotConfirmed, ReconcileRefused, SubscriberNotReady
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import RefreshResult
@@ -125,6 +127,24 @@ def test_table_is_not_copied_again_over_rows_of_another_feed(twin: Twin, chosen:
     assert [result.replay.error for result in twin.sync_ours()] == [None, None]
     assert ids(database) == list(range(1, 201))
     assert database.rows("select id from t where region = 'new' order by id") == [(1,), (100,)]
+
+
+def test_validation_counts_no_row_of_another_feed(twin: Twin) -> None:
+    """Each is validated by the feed that it is of; a row of none is outside both filters."""
+    database = two_feeds(twin, "where (id < 100)", "where (id >= 150)")
+    twin.sync_ours("b")
+
+    def errors(*names: str) -> list[str | None]:
+        return [validate(twin.config, name).error for name in names]
+
+    assert errors("a", "b") == [None, None]
+    database.run("delete from t where id = 160")
+    of_a, of_b = errors("a", "b")
+    assert of_a is None
+    assert "publisher 51, subscriber 50" in str(of_b)
+    assert validate_and_repair(twin.config, "b").success
+    database.run("insert into t values (120, 'of none')")
+    assert all("1 row outside the present filter" in str(error) for error in errors("a", "b"))
 
 
 def test_reconcile_after_a_boundary_between_two_filters_moved(twin: Twin) -> None:
