@@ -252,9 +252,9 @@ class _ReplayUpTo:
             record = subscription_records.subscription_record(session.connection, name)
             if record is None or record.parked_transaction is None:
                 return ReplayOutcome()
-            # Everything before it is applied.
+            # Everything before it is applied, unless a table was resumed since.
             end = min(record.parked_transaction, self.upto)
-            outcome = apply_in_halves(session, [end], self._attempt(session))
+            outcome = apply_in_halves(session, self._ends(session, end), self._attempt(session))
             if outcome.error is None and end == record.parked_transaction:
                 subscription_records.unpark(session.connection, name)
                 logger.info("subscription %s applied transaction %s and is no longer parked", name, end)
@@ -302,7 +302,7 @@ class _ReplayUpTo:
             return outcome
         began = time.monotonic()
         try:
-            ends = self._ends(session)
+            ends = self._ends(session, self.upto)
             logger.info(
                 "subscription %s: window rejected by the subscriber;"
                 " retrying its %d transactions in halves: %s",
@@ -327,11 +327,11 @@ class _ReplayUpTo:
         with self.open_publisher() as publisher:
             yield dataclasses.replace(publisher, may_extend=False)
 
-    def _ends(self, session: SubscriptionSession) -> list[Lsn]:
-        """The ends of the transactions that are not applied yet, and of the window."""
-        window = Window(session.position() or self.upto, self.upto)
+    def _ends(self, session: SubscriptionSession, upto: Lsn) -> list[Lsn]:
+        """The ends of the transactions up to `upto` that are not applied yet, and `upto`."""
+        window = Window(min(session.position() or upto, upto), upto)
         ends = [commit.commit_lsn for commit in self.change_log.commits(window)]
-        return ends if ends and ends[-1] == self.upto else [*ends, self.upto]
+        return ends if ends and ends[-1] == upto else [*ends, upto]
 
 
 def _record_failure(session: SubscriptionSession, outcome: ReplayOutcome) -> ReplayResult:

@@ -18,13 +18,14 @@ from typing import Final
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import InvalidConfiguration, NotParked
 from cdc_replay.failpoints import failpoint
-from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import ResumeResult
 from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.replay.table_rewrites import rewrites_in
 from cdc_replay.subscriber import null_acceptance, recorded_results, subscription_records, subscription_tables
 from cdc_replay.subscriber.session import SubscriptionSession
+from cdc_replay.subscriber.subscription_records import SubscriptionRecord
 from cdc_replay.subscriber.subscription_tables import KnownTable
 
 UNKNOWN_VALUE_RULE: Final = "R4.6"
@@ -55,7 +56,7 @@ def resume_subscription(
 
     Raises:
         NotParked: if something named is not parked, waits for a copy, is parked before another transaction,
-            or is to accept NULL and is parked for another reason.
+            has not reached the one to skip, or is to accept NULL and is parked for another reason.
     """
     began = time.monotonic()
     name, skip = session.subscription.name, request.skip
@@ -94,6 +95,7 @@ def _resume_whole(
             for table in session.known_tables()
             if isinstance(table.state, Ready) and table.state.applied_lsn < skip
         ]
+        _check_reached(name, skipping, record)
         subscription_tables.advance_tables(
             session.connection, name, [table.relation for table in skipping], skip
         )
@@ -151,6 +153,21 @@ def _check_transaction(subject: str, parked_before: Lsn, skip: Lsn) -> None:
         f"{subject} is not parked before transaction {skip}",
         detail=f"It is parked before transaction {parked_before}.",
         hint=f"Give the position that it is parked before: `--skip {parked_before}`.",
+    )
+
+
+def _check_reached(subscription: str, tables: Sequence[KnownTable], record: SubscriptionRecord) -> None:
+    """A table that was resumed, and not replayed since, lacks changes from before the transaction."""
+    at = record.parked_at or ZERO
+    lagging = [table for table in tables if isinstance(table.state, Ready) and table.state.applied_lsn < at]
+    if not lagging:
+        return
+    names = ", ".join(str(table.name or table.recorded_name) for table in lagging)
+    raise NotParked(
+        f"table {names} has not reached transaction {record.parked_transaction}",
+        detail=f'Without it, changes before {at} would be left out, too, which subscription "{subscription}"'
+        " has applied to its other tables.",
+        hint=f"Run `cdc-replay replay {subscription}`, which applies them and parks again. Then skip it.",
     )
 
 

@@ -176,6 +176,30 @@ def test_transaction_is_skipped_by_its_position(twin: Twin) -> None:
     assert ours(twin, "constraint", "select id from u order by id") == [(1,), (4,), (5,), (6,)]
 
 
+def test_transaction_is_not_skipped_before_a_resumed_table_has_reached_it(twin: Twin) -> None:
+    """Only the transaction is left out: no earlier change of a table that was parked before."""
+    subscribed(twin, "s", on_failure="table")
+    ours_db = twin.pairs["s"].ours
+    ours_db.run("alter table u add constraint not_one check (id <> 1)")
+    ends = traffic(twin)
+    assert replay(twin.config, ["s"], to_lsn=ends[1])[0].parked == ("public.u",)
+    twin.change("s", on_failure="subscription")
+    ours_db.run("alter table t add constraint not_two check (a <> 'two')")
+    replayed(twin, "s")
+    ours_db.run("alter table u drop constraint not_one")
+    resume(twin.config, "s", tables=[U])
+
+    with pytest.raises(NotParked, match=rf"table public\.u has not reached transaction {ends[2]}"):
+        resume(twin.config, "s", skip=ends[2])
+
+    assert f"parked before the transaction that committed at {ends[2]}" in str(replayed(twin, "s")["s"].error)
+    assert ours(twin, "s", "table u") == [(1, 1)]
+    resume(twin.config, "s", skip=ends[2])
+    assert replay(twin.config, ["s"])[0].error is None
+    assert ours(twin, "s", "select id from u order by id") == [(1,), (4,), (5,), (6,)]
+    assert ours(twin, "s", "select id from t order by id") == [(1,), (5,)]
+
+
 def test_table_alone_is_parked_with_on_failure_table(twin: Twin) -> None:
     names = [name for name in REFUSED if name != "identity"]
     subscribed(twin, *names, "identity", on_failure="table")
