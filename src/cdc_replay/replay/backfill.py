@@ -33,10 +33,10 @@ from cdc_replay.compare.other_feeds import other_feeds
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration, InvalidLsn, SubscriberNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.frames import NetKind
-from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import BackfillResult
-from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subscription
+from cdc_replay.model.subscription import ConflictPolicy, OriginPolicy, SubscribedTable, Subscription
 from cdc_replay.model.suggestion import did_you_mean
 from cdc_replay.model.table_state import Ready, TableState
 from cdc_replay.model.timestamp import parse_timestamp_us, timestamp_text
@@ -47,6 +47,7 @@ from cdc_replay.replay.apply.staging import Stager
 from cdc_replay.replay.compact import NullRule, Repair, Revision, Upsert, WindowFacts
 from cdc_replay.replay.engine import replay_sessions
 from cdc_replay.replay.log_window import definitions
+from cdc_replay.replay.other_origins import last_of_other_origins
 from cdc_replay.replay.publisher_fence import open_fences
 from cdc_replay.replay.route.routes import NOT_RENAMED, Routes, Target, plan_routes
 from cdc_replay.replay.routing_groups import window_job
@@ -388,7 +389,8 @@ def _plan_range(
     """What the range becomes in its destination.
 
     Raises:
-        SubscriberNotReady: if a table was rewritten, or is to be repaired and has no key.
+        SubscriberNotReady: if a table was rewritten, or is to be repaired and has no key, or with
+            `origin: none` changes of others.
         TargetMismatch: if a table cannot receive the range.
     """
     change_log = ChangeLog.open(publisher.source.change_log)
@@ -402,6 +404,7 @@ def _plan_range(
     since |= {table: max(read.after, copied[table].lsn) for table in copied.keys() & since.keys()}
     routes, _ = _plan_routes(change_log, session, destination, since, read)
     _check_keys(routes, session.subscription)
+    _check_origins(change_log, session.subscription, routes, since, read)
     names = tuple(session.ready_tables())
     whole = tables_with_every_row(change_log, session.subscription, routes, copied, names, read.upto)
     repair = Repair(wanted.upto, {table.index: table for table in routes.tables}, whole)
@@ -421,6 +424,36 @@ def _check_keys(routes: Routes, subscription: Subscription) -> None:
             f"rows without a key cannot be repaired: {', '.join(keyless)}",
             hint="Choose the other tables with `--table`, and copy these again with"
             f" `cdc-replay snapshot {subscription.name} --table`.",
+        )
+
+
+def _check_origins(
+    change_log: ChangeLog,
+    subscription: Subscription,
+    routes: Routes,
+    since: Mapping[QualifiedName, Lsn],
+    window: Window,
+) -> None:
+    """Check that the rows to repair hold no changes but the publisher's own.
+
+    Raises:
+        SubscriberNotReady: if with `origin: none` the log has others, which are in no row that is written.
+    """
+    if subscription.origin is not OriginPolicy.NONE:
+        return
+    last = last_of_other_origins(change_log, window)
+    truncated = last.get(None, ZERO)
+    changed = {
+        route.target.name: max(last.get(route.relation.id, ZERO), truncated) for route in routes.routes
+    }
+    if tables := {name: lsn for name, lsn in changed.items() if lsn > since[name]}:
+        names = ", ".join(map(str, sorted(tables)))
+        raise SubscriberNotReady(
+            f"rows of {names} cannot be repaired: the log has changes of another origin after {window.after}",
+            detail="With origin: none they are not applied from the log. Rows that were written on the"
+            " subscriber would return to what the publisher had made of them before.",
+            hint=f"Choose a range that begins after {max(tables.values())}, or other tables with `--table`.",
+            rule="R8.19",
         )
 
 

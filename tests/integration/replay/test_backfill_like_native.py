@@ -215,6 +215,34 @@ def test_update_of_a_row_of_another_origin_inserts_none(twin: Twin) -> None:
     updated.check()
 
 
+def test_rows_that_the_subscriber_has_written_are_not_set_back(twin: Twin) -> None:
+    """R8.19: they come back to the log with an origin, and `origin: none` does not apply them."""
+    twin.publisher.run(f"{PUBLISHER}; create publication p for table t; insert into t values (1, 0)")
+    twin.subscribe("s", "p", tables=SUBSCRIBER, origin="none")
+    origin = f"'backfill_{twin.publisher.name}'"
+    local = "update t set a = 5 where id = 2;\ninsert into t values (3, 5)"
+    written = apply_range(
+        twin,
+        f"""insert into t values (2, 0), (3, 0);\ndelete from t where id = 3;
+        select pg_replication_origin_create({origin}); select pg_replication_origin_session_setup({origin});
+        {local}; select pg_replication_origin_session_reset();
+        select pg_replication_origin_drop({origin})""",
+    )
+    for database in (written.ours, twin.pairs["s"].native):
+        database.run(local)
+    rows = [(1, 0, None, "own"), (2, 5, None, "own"), (3, 5, None, "own")]
+
+    for dry_run in (True, False):
+        with pytest.raises(SubscriberNotReady, match=r"public\.t cannot be repaired.*another origin"):
+            written.fill(dry_run=dry_run)
+    assert natively(twin, "t") == rows
+
+    later = apply_range(twin, "update t set a = 6 where id = 1")
+    later.ours.run("update t set a = 0 where id = 1")
+    later.fill()
+    assert later.ours.rows("table t order by 1") == [(1, 6, None, "own"), *rows[1:]]
+
+
 COPIED_AGAIN = {
     "unsent DELETE": ("insert, update", "delete from t where id = 11"),
     "row filter": ("insert, update, delete", "alter publication p set table t where (id < 10)"),
