@@ -15,7 +15,7 @@ Any role may call `pg_logical_emit_message`, with any prefix. So a message of th
 | ORDINAL | greater than that of the transaction's previous message   | is accepted once            |
 
 A streamed transaction that is sent from its beginning again, as in the second piece of a pull, has its
-messages again (R1.26): those of before were dropped with the rest of it.
+messages again: those of before were dropped with the rest of it.
 
 All other messages are dropped before they reach the log: silently, or with a warning if they have our prefix.
 The server truncates messages with another prefix or above a size limit (`postgres.peek`), so that they cannot
