@@ -257,10 +257,14 @@ class SyncResult(SubscriptionResult):
 
 @dataclass(frozen=True, slots=True)
 class BackfillResult(AppliedRange):
-    """A past range applied again; `tables` are the chosen ones, empty if none were."""
+    """A past range applied again; `tables` are the chosen ones, empty if none were.
+
+    `left_out` are those that were not ready, if none were chosen.
+    """
 
     dry_run: bool = False
     tables: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

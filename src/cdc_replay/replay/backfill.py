@@ -135,7 +135,8 @@ def backfill_range(
     change_log = ChangeLog.open(source.change_log)
     is_repair = into is None
     name = session.subscription.name
-    chosen = choose_tables(name, session.table_states(), tables)
+    states = session.table_states()
+    chosen = choose_tables(name, states, tables)
     read = wanted
     if is_repair:
         upto = _common_applied_lsn(source, session, chosen, wanted, dry_run=dry_run)
@@ -165,6 +166,7 @@ def backfill_range(
         conflicts=dict(applied.conflicts),
         dry_run=dry_run,
         tables=tuple(map(str, dict.fromkeys(tables))),
+        left_out=() if tables else tuple(map(str, sorted(states.keys() - chosen))),
     )
 
 

@@ -128,7 +128,8 @@ def _(result: results.BackfillResult) -> Summary:
     window = f"({result.from_lsn}, {result.to_lsn}]"
     chosen = [("table", table) for table in result.tables]
     sentence = f"{verb} {window} again for {result.subscription}: {_read(result)}"
-    return Summary(sentence, (*chosen, *_applied(result)))
+    left_out = [("not ready, left out", table) for table in result.left_out]
+    return Summary(sentence, (*chosen, *_applied(result), *left_out))
 
 
 @summarize.register
