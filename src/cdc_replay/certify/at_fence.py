@@ -8,6 +8,9 @@
 | 4    | we         | capture and replay to exactly that position                               |
 | 5    | both       | a snapshot of each; the lock is released, others go on with our tables    |
 
+Rows that other subscriptions have brought into our tables are looked for after the snapshots, so that all row
+filters by which they came are known.
+
 If replay goes further than asked (a window ends at a later position to read unsent values, R4.6), native is
 resumed and all is repeated.
 """
@@ -16,18 +19,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Final, TypeAlias
 
+from psycopg import sql
+
 from cdc_replay.capture.capture_to import ensure_captured
 from cdc_replay.capture.pull import CaptureSource
+from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.certify.native_side import NativeSubscriber
 from cdc_replay.compare.fence import ComparisonFence, open_subscriber
+from cdc_replay.compare.other_feeds import LogState, identified_rows_of_other_feeds, other_feeds
 from cdc_replay.errors import NotConsistent, SubscriptionInUse
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import ZERO, Lsn
-from cdc_replay.postgres.connection import open_snapshot
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.subscription import Subscription
+from cdc_replay.postgres.connection import connect, open_snapshot
 from cdc_replay.replay.engine import replay_sessions
 from cdc_replay.subscriber.owners import Rights
 from cdc_replay.subscriber.session import SubscriptionSession
@@ -40,15 +49,24 @@ OpenSession: TypeAlias = Callable[[], AbstractContextManager[SubscriptionSession
 
 TRIES: Final = 5
 
+Claims: TypeAlias = Mapping[QualifiedName, sql.Composed]
+"""By table, the condition for rows of ours that other subscriptions may have inserted."""
+
 LOCK_TRIES: Final = 10
 """Each waits for a minute, so long for another process that works on the subscription."""
 
 
 @contextlib.contextmanager
 def open_at_fence(
-    source: CaptureSource, open_session: OpenSession, native: NativeSubscriber, server_dsn: str
-) -> Iterator[ComparisonFence]:
+    source: CaptureSource,
+    open_session: OpenSession,
+    native: NativeSubscriber,
+    server_dsn: str,
+    configured: Mapping[str, Subscription],
+) -> Iterator[tuple[ComparisonFence, Claims]]:
     """Both sides at the fence, native as the publisher of the comparison; native stays stopped.
+
+    `configured` are all subscriptions by name: they may feed the same tables.
 
     Raises:
         NotConsistent: if ours cannot be replayed to the fence.
@@ -60,13 +78,12 @@ def open_at_fence(
         with contextlib.ExitStack() as stack:
             with locked_session(open_session) as session:
                 fence_lsn = _bring_together(source, session, native)
-                if max(session.ready_tables().values(), default=ZERO) <= fence_lsn:
-                    fence = _open(fence_lsn, session, server_dsn, stack)
-                else:
-                    fence = None
+                is_at_fence = max(session.ready_tables().values(), default=ZERO) <= fence_lsn
+                fence = _open(fence_lsn, session, server_dsn, stack) if is_at_fence else None
+                claims = _claims(source, session, configured) if is_at_fence else {}
             if fence is not None:
                 failpoint("certify.at_fence")
-                yield fence
+                yield fence, claims
                 return
         logger.info("subscription %s was replayed past the fence; trying again", session.subscription.name)
         native.resume()
@@ -119,3 +136,14 @@ def _open(
     )
     server = stack.enter_context(open_snapshot(server_dsn, purpose=f"certify {name}"))
     return ComparisonFence(fence_lsn, server, subscriber, table_states(subscriber, name))
+
+
+def _claims(
+    source: CaptureSource, session: SubscriptionSession, configured: Mapping[str, Subscription]
+) -> Claims:
+    shared = other_feeds(session, session.table_states())
+    if not shared:
+        return {}
+    with connect(source.dsn, purpose=f"certify {session.subscription.name}") as publisher:
+        log_state = LogState(source.change_log, read_catalog(publisher), configured)
+    return identified_rows_of_other_feeds(session, log_state, shared)

@@ -19,7 +19,8 @@ import importlib.metadata
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -29,7 +30,7 @@ from psycopg import sql
 
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.catalog.reader import read_catalog
-from cdc_replay.certify.at_fence import OpenSession, locked_session, open_at_fence
+from cdc_replay.certify.at_fence import Claims, OpenSession, locked_session, open_at_fence
 from cdc_replay.certify.native_side import NAME, SERVER_SETTINGS, NativeSubscriber, native_subscription
 from cdc_replay.certify.native_tables import NativeTable, create_native_tables, plan_native_tables
 from cdc_replay.certify.page import write_certificate
@@ -39,9 +40,11 @@ from cdc_replay.certify.tables import (
     certify_at_fence,
     compared_tables,
     with_changes,
+    with_claims,
     with_keys_that_differ,
 )
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.compare.fence import ComparisonFence
 from cdc_replay.errors import (
     CdcReplayError,
     NativeSubscriptionFailed,
@@ -80,11 +83,13 @@ _SYSTEM_IDENTIFIER: Final = "select system_identifier::text from pg_catalog.pg_c
 class CertifyRequest:
     """What to certify, and for how long: `seconds` or `transactions`, whichever comes first.
 
-    `open_session` opens our subscription, `advance` captures and replays it once. `bin_folder` has the
-    programs of the throw-away server; None: those that are installed. `stop` ends the time early.
+    `configured` are all subscriptions by name. `open_session` opens ours, with its lock held, `advance`
+    captures and replays it once. `bin_folder` has the programs of the throw-away server; None: those that are
+    installed. `stop` ends the time early.
     """
 
     subscription: Subscription
+    configured: Mapping[str, Subscription]
     source: CaptureSource
     open_session: OpenSession
     advance: Callable[[], None]
@@ -203,9 +208,9 @@ class _Run:
             start = native.present_position()
             logger.info("subscription %s and a native one: both follow from %s on", self.name, start)
             followed = self._follow(start)
-            with open_at_fence(request.source, request.open_session, native, self.started.dsn) as fence:
+            with self._open_at_fence(native) as (fence, claims):
                 window = Window(followed.window.after, fence.lsn)
-                final = tuple(self._with_changes(tables, catalog, window))
+                final = with_claims(tuple(self._with_changes(tables, catalog, window)), claims)
                 compared = each_table(request.report, "compare", self.name, final, lambda table: table.name)
                 certified = [
                     certify_at_fence(fence, table, request.source.dsn, self.name) for table in compared
@@ -249,11 +254,18 @@ class _Run:
         """The tables with the keys that differ from the start, if there may be any."""
         if all(table.facts.history is None for table in tables):
             return tables
-        request = self.request
-        with open_at_fence(request.source, request.open_session, native, self.started.dsn) as fence:
-            tables = tuple(with_keys_that_differ(fence, tables))
+        with self._open_at_fence(native) as (fence, claims):
+            tables = tuple(with_keys_that_differ(fence, with_claims(tables, claims)))
         native.resume()
         return tables
+
+    def _open_at_fence(
+        self, native: NativeSubscriber
+    ) -> AbstractContextManager[tuple[ComparisonFence, Claims]]:
+        request = self.request
+        return open_at_fence(
+            request.source, request.open_session, native, self.started.dsn, request.configured
+        )
 
     def _follow(self, start: Lsn) -> _Followed:
         """Let both follow until the time, the number, or the signal."""

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.certify.deviations import (
@@ -33,6 +33,9 @@ from cdc_replay.subscriber.as_owner import act_on
 from cdc_replay.subscriber.session import SubscriptionSession
 from cdc_replay.subscriber.target_tables import TargetTable
 
+if TYPE_CHECKING:
+    from psycopg import sql
+
 LISTED_KEYS: Final = 100_000
 """Differing keys of each kind that are looked at one by one; if more differ, those are not explained."""
 
@@ -45,12 +48,16 @@ _TOASTABLE: Final = """
 
 @dataclass(frozen=True, slots=True)
 class ComparedTable:
-    """A table on all sides: as published, as native and as we have it (None if we do not)."""
+    """A table on all sides: as published, as native and as we have it (None if we do not).
+
+    `claimed` is the condition for rows of ours that other subscriptions may have inserted, None if unknown.
+    """
 
     published: SyncedTable
     native: SyncedTable
     target: TargetTable | None
     facts: TableFacts
+    claimed: sql.Composed | None = None
 
     @property
     def name(self) -> QualifiedName:
@@ -90,6 +97,13 @@ def compared_tables(
         facts = dataclasses.replace(facts, history=history)
         tables.append(ComparedTable(published[name], native[name], target, facts))
     return tuple(tables)
+
+
+def with_claims(
+    tables: Sequence[ComparedTable], claims: Mapping[QualifiedName, sql.Composed]
+) -> tuple[ComparedTable, ...]:
+    """The tables with the rows that other subscriptions may have inserted."""
+    return tuple(dataclasses.replace(table, claimed=claims.get(table.name)) for table in tables)
 
 
 def with_keys_that_differ(fence: ComparisonFence, tables: Sequence[ComparedTable]) -> Iterator[ComparedTable]:
@@ -138,7 +152,10 @@ def certify_at_fence(
 
 
 def _compare(fence: ComparisonFence, table: ComparedTable) -> Comparison | NotCompared:
-    return compare_table(fence, ValidatedTable(table.native, table.target, full=True), LISTED_KEYS)
+    validated = ValidatedTable(
+        table.native, table.target, full=True, claimed=table.claimed, published=table.published
+    )
+    return compare_table(fence, validated, LISTED_KEYS)
 
 
 def _rows_on_sides(

@@ -18,7 +18,7 @@ from cdc_replay.errors import InvalidConfiguration, ReplayFailed, Retry, ServerU
 from cdc_replay.model.certificate import CertifyResult
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.progress import Report, unreported
-from cdc_replay.opening import capture_source, open_subscription
+from cdc_replay.opening import capture_source, configured_subscriptions, open_subscription
 from cdc_replay.postgres.connection import connect
 from cdc_replay.subscriber import recorded_results
 from cdc_replay.validate.report_context import reports_folder
@@ -60,6 +60,7 @@ def certify(
         options = dataclasses.replace(options, time=DEFAULT_TIME)
     request = CertifyRequest(
         subscription=configured.subscription,
+        configured=configured_subscriptions(config),
         source=source,
         open_session=lambda: open_subscription(config, subscription, "certify"),
         advance=_Advance(config, subscription, source.dsn),

@@ -86,6 +86,7 @@ class ValidatedTable:
     with one filter. Otherwise the subscriber may differ (it keeps rows whose DELETE is not published), and
     `note` says why. `notice` tells if the rows were copied with another row filter than the current one.
     `claimed` is the condition for rows that other feeds of the target may have inserted, None if unknown.
+    `published` is the table on the publisher if `table` is a native copy of it, which has no row filters.
     """
 
     table: SyncedTable
@@ -94,6 +95,7 @@ class ValidatedTable:
     note: str = ""
     notice: str = ""
     claimed: sql.Composed | None = None
+    published: SyncedTable | None = None
 
 
 @dataclass(slots=True)
@@ -247,6 +249,10 @@ def compare_table(
                 only_key=not validated.full,
             )
             pair = dataclasses.replace(pair, claimed=validated.claimed)
+            if validated.published is not None and validated.claimed is not None:
+                pair = pair.without_rows_of_others(
+                    validated.published, validated.claimed, fence.subscriber, session
+                )
             compared = _compare(fence, session, pair, chosen, listed_keys, with_values=with_values)
             check_unchanged(fence.publisher, planned)
             return dataclasses.replace(

@@ -68,9 +68,9 @@ class TablePair:
     `columns` are compared. Conditions: `passes` for the publisher's rows that pass the row filters, None
     without filters; `outside` for rows of the target outside them, None if the subscriber cannot evaluate
     them, for the reason `unknown`; `claimed` for rows that another feed of the target may have inserted,
-    which are never deleted, and outside of the filters not compared. `converted` are the publisher's values
-    of columns that have another type on the subscriber. Rows outside of the buckets `within` take no part;
-    None: all do.
+    which are never deleted, and outside of the filters not compared; `left_out` for rows that are not
+    compared either. `converted` are the publisher's values of columns that have another type on the
+    subscriber. Rows outside of the buckets `within` take no part; None: all do.
     """
 
     synced: SyncedTable
@@ -82,6 +82,7 @@ class TablePair:
     outside: sql.Composed | None = None
     unknown: str | None = None
     claimed: sql.Composed | None = None
+    left_out: sql.Composed | None = None
     within: Buckets | None = None
 
     @classmethod
@@ -107,6 +108,21 @@ class TablePair:
         pair = cls(synced, target, key, columns, converted, passes)
         outside, unknown = _outside_condition(pair.subscriber(session), publisher, subscriber, synced)
         return dataclasses.replace(pair, outside=outside, unknown=unknown)
+
+    def without_rows_of_others(
+        self, published: SyncedTable, claimed: sql.Composed, subscriber: Connection, session: TargetSession
+    ) -> TablePair:
+        """The pair without rows that other feeds claim outside of the row filters of `published`.
+
+        That is for a native copy of the published table, which itself has no row filters.
+
+        Raises:
+            InvalidFilter: if a row filter cannot be read.
+        """
+        outside, _ = _outside_condition(self.subscriber(session), None, subscriber, published)
+        if outside is None:
+            return self
+        return dataclasses.replace(self, left_out=sql.SQL("({} and {})").format(outside, claimed))
 
     @property
     def name(self) -> QualifiedName:
@@ -134,6 +150,8 @@ class TablePair:
         rows = sql.SQL("select {} from {}").format(names(self.synced.columns), target)
         if self.outside is not None and self.claimed is not None:
             rows = sql.SQL("{} where not ({} and {})").format(rows, self.outside, self.claimed)
+        elif self.left_out is not None:
+            rows = sql.SQL("{} where not {}").format(rows, self.left_out)
         table = f'table "{self.synced.table.name}" of the subscriber'
         return TableSide(rows, self.key, self.columns, session, table, self.outside)
 
@@ -163,7 +181,7 @@ def outside_filter(passes: sql.Composable) -> sql.Composed:
 
 
 def _outside_condition(
-    side: TableSide, publisher: Connection, subscriber: Connection, synced: SyncedTable
+    side: TableSide, publisher: Connection | None, subscriber: Connection, synced: SyncedTable
 ) -> tuple[sql.Composed | None, str | None]:
     """The condition for the subscriber's rows outside the filters; or None, and why it cannot evaluate them.
 

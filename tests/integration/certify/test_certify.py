@@ -183,6 +183,37 @@ def test_rows_changed_on_the_subscriber_refuse_the_certificate(twin: Twin) -> No
     assert "public.t: " in result.error
 
 
+def test_rows_of_another_subscription_are_left_to_its_certificate(twin: Twin) -> None:
+    """A row of neither fails both, and so does a row that the subscription itself has kept by mistake."""
+    twin.publisher.run(f"""
+        {T}; insert into t select n, n, 'x' from generate_series(1, 200) as n;
+        alter table t replica identity full;
+        create publication p for table t where (a < 100);
+        create publication q for table t where (a >= 150 and big = 'x');
+    """)
+    twin.subscribe("s", "p", tables=T, native=False)
+    twin.share("s", "other", "q")
+    twin.sync_ours("s", "other")
+    ours = twin.pairs["s"].ours
+
+    def move(number: int) -> str:
+        moved = f"update t set a = a + 160 where id = {number % 50} and a < 100"
+        return f"{moved}; insert into t values ({500 + number}, 7, 'x')"
+
+    with traffic(twin.publisher, move):
+        [table] = certify_here(twin).tables
+    assert (table.outcome, table.native_rows) == (TableOutcome.EQUAL, table.our_rows)
+    twin.sync_ours("s", "other")
+    results = {name: by_name(certify_now(twin, name))["public.t"] for name in ("s", "other")}
+    assert [table.outcome for table in results.values()] == [TableOutcome.EQUAL] * 2
+    ours.run("delete from t where id = 160; insert into t values (120, 120, 'x'), (-1, 5, 'x')")
+    results = {name: by_name(certify_now(twin, name))["public.t"] for name in ("s", "other")}
+    assert results["s"].differences == {"unexpected": 2}
+    assert set(results["s"].keys) == {"unexpected id=-1", "unexpected id=120"}
+    assert results["other"].differences == {"missing": 1, "unexpected": 1}
+    assert set(results["other"].keys) == {"missing id=160", "unexpected id=120"}
+
+
 def test_an_unsent_value_that_native_loses_is_named_and_does_not_fail(twin: Twin) -> None:
     """R4.6: the UPDATE moves the row into the filter and does not send `big`."""
     table = T.replace("big text", "big text, note text")
