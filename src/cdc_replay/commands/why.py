@@ -10,6 +10,7 @@ from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.explain_row.run import WhyRequest, explain_row
 from cdc_replay.model.explained_row import WhyResult
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.opening import configured_subscriptions
 
 LAST_CHANGES: Final = 100
 """The number of changes that are explained by default."""
@@ -36,6 +37,7 @@ def why(
     publisher = config.publisher(configured.subscription.publisher)
     request = WhyRequest(
         subscription=configured.subscription,
+        configured=configured_subscriptions(config),
         publisher_dsn=config.dsn_of(publisher),
         subscriber_dsn=config.dsn_of(configured),
         change_log=publisher.change_log,

@@ -26,7 +26,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from psycopg import sql
 
@@ -41,6 +41,7 @@ from cdc_replay.model.publication import PublisherCatalog, RowFilter, TableColum
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Pending
+from cdc_replay.postgres.connection import Connection
 from cdc_replay.publication.effective_filter import ROW_ACTIONS
 from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
 from cdc_replay.subscriber import state_schema, subscription_records, subscription_tables
@@ -109,6 +110,18 @@ class LogState:
     configured: Mapping[str, Subscription]
 
 
+class ReadSubscription(Protocol):
+    """A subscription, and a connection to its subscriber."""
+
+    @property
+    def subscription(self) -> Subscription:
+        """Its definition."""
+
+    @property
+    def connection(self) -> Connection:
+        """The connection."""
+
+
 class _UnknownRowsError(Exception):
     """The rows of a feed cannot be determined, for this reason."""
 
@@ -163,6 +176,23 @@ def identified_rows_of_other_feeds(
     return conditions
 
 
+def claims_by_feed(
+    session: ReadSubscription, log_state: LogState, table: QualifiedName
+) -> tuple[dict[str, sql.Composed], tuple[str, ...]]:
+    """By other feed of a table, the condition for its rows; and the feeds whose rows are unknown."""
+    trees = _trees(session, [table])
+    unknown = [name for _, name in session.connection.execute(_NATIVE, (list(trees),))]
+    claims: dict[str, sql.Composed] = {}
+    for feed in _feeds(session, trees):
+        try:
+            claim = _OtherFeed(session, log_state, feed).claim()
+        except _UnknownRowsError:
+            unknown.append(feed.name)
+        else:
+            claims |= {} if claim is None else {feed.name: claim}
+    return claims, tuple(dict.fromkeys(unknown))
+
+
 def other_feeds(
     session: SubscriptionSession, tables: Iterable[QualifiedName]
 ) -> dict[QualifiedName, tuple[str, ...]]:
@@ -178,7 +208,7 @@ def other_feeds(
 
 
 def _trees(
-    session: SubscriptionSession, tables: Iterable[QualifiedName]
+    session: ReadSubscription, tables: Iterable[QualifiedName]
 ) -> Mapping[int, Mapping[QualifiedName, bool]]:
     """By oid, all tables of the partition trees of `tables`, with the requested table and if it is that."""
     names = list(tables)
@@ -189,7 +219,7 @@ def _trees(
     return trees
 
 
-def _feeds(session: SubscriptionSession, trees: Mapping[int, Mapping[QualifiedName, bool]]) -> list[_Feed]:
+def _feeds(session: ReadSubscription, trees: Mapping[int, Mapping[QualifiedName, bool]]) -> list[_Feed]:
     if not state_schema.is_installed(session.connection):
         return []
     rows = session.connection.execute(_SUBSCRIPTIONS, (list(trees), session.subscription.name))
@@ -202,7 +232,7 @@ def _feeds(session: SubscriptionSession, trees: Mapping[int, Mapping[QualifiedNa
 
 @dataclass(frozen=True, slots=True)
 class _OtherFeed:
-    session: SubscriptionSession
+    session: ReadSubscription
     log_state: LogState
     feed: _Feed
 

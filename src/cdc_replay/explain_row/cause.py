@@ -83,6 +83,17 @@ def _not_subscribed(facts: Facts) -> Finding | None:
     return None
 
 
+def _of_others(facts: Facts) -> Finding | None:
+    if not facts.is_of_others:
+        return None
+    name, owners = facts.subscription.name, facts.others.owners
+    return Finding(
+        Cause.OTHER_SUBSCRIPTION,
+        f"The subscriber's row is not of subscription {name}, whose row filter does not pass it, but of"
+        f" {', '.join(owners)}, whose row filter does: ask `cdc-replay why {owners[0]}` for it.",
+    )
+
+
 def _same(facts: Facts) -> Finding | None:
     if facts.differs is not False:
         return None
@@ -274,7 +285,8 @@ def _changed_locally(facts: Facts) -> Finding | None:
     if not expected.is_present and facts.holds:
         return Finding(
             Cause.CHANGED_LOCALLY,
-            f"The row was inserted on the subscriber, after {which} had removed the publisher's.",
+            f"The row was inserted on the subscriber, after {which} had removed the publisher's."
+            f"{_or_by_others(facts)}",
         )
     changed = [
         name
@@ -440,8 +452,15 @@ def _local_since_copy(facts: Facts) -> Finding | None:
     return Finding(
         Cause.CHANGED_LOCALLY,
         f"The row was {subject} on the subscriber{columns}. Nothing that the publisher has sent since {since}"
-        " explains the difference.",
+        f" explains the difference.{_or_by_others(facts) if subject == 'inserted' else ''}",
     )
+
+
+def _or_by_others(facts: Facts) -> str:
+    unknown = facts.others.unknown
+    if not unknown:
+        return ""
+    return f" It may be of {', '.join(unknown)}, which also feeds the table: its rows cannot be told apart."
 
 
 def _unknown(facts: Facts) -> Finding:
@@ -453,6 +472,7 @@ _RULES: Final[tuple[Callable[[Facts], Finding | None], ...]] = (
     _not_published,
     _not_subscribed,
     _unread,
+    _of_others,
     _same,
     _not_applied,
     _never_sent,

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from cdc_replay.explain_row.other_owners import OtherOwners
 from cdc_replay.explain_row.progress import Progress
 from cdc_replay.model.explained_row import EventKind, ExplainedChange, Fate, PresentRow, TableEvent
 from cdc_replay.model.lsn import Lsn
@@ -36,6 +37,7 @@ class Facts:
     `published_values` and `held_values` are those of present rows; `converted_values` are the publisher's as
     the subscriber's types print them. `comparable` are columns of equal type, whose texts in the log compare
     with the subscriber's. `is_cut`: older changes are left out. `columns` and `actions` are published.
+    `others` are other subscriptions that feed the table: those that the subscriber's row is of, and others.
     `is_newer_than_log`: the transaction that wrote the publisher's row began after the log's last one.
     """
 
@@ -56,6 +58,7 @@ class Facts:
     comparable: frozenset[str]
     passed_before: Mapping[Lsn, bool | None] = field(default_factory=dict)
     actions: frozenset[PublishAction] = frozenset(PublishAction)
+    others: OtherOwners = field(default_factory=OtherOwners)
     uncaptured: tuple[str, ...] = ()
     is_newer_than_log: bool = False
     is_published: bool = True
@@ -79,6 +82,11 @@ class Facts:
         return None if self.subscriber.rows is None else bool(self.subscriber.rows)
 
     @property
+    def is_of_others(self) -> bool:
+        """Whether the subscriber's row is another subscription's, and the publisher has none for this one."""
+        return self.should_hold is False and bool(self.holds and self.others.owners)
+
+    @property
     def differing(self) -> tuple[str, ...]:
         """The columns whose values differ, if both sides hold the row."""
         if not (self.on_publisher and self.holds):
@@ -91,6 +99,8 @@ class Facts:
         """Whether the subscriber holds something else than it should."""
         if self.should_hold is None or self.holds is None:
             return None
+        if self.is_of_others:
+            return False
         return self.should_hold != self.holds or bool(self.holds and self.differing)
 
     @property

@@ -45,6 +45,8 @@ _ROWS: Final = """
     from {table} as rows where {same} limit {limit}
 """
 
+_CONDITIONS: Final = "select array[{answers}]::boolean[] as answers from {table} as rows where {same}"
+
 
 @dataclass(frozen=True, slots=True)
 class HeldRows:
@@ -148,6 +150,29 @@ def read_target(connection: Connection, target: TargetTable, key: RowKey) -> Hel
     ):
         rows = sessions.session_for(target).query(query)
     return _to_rows(rows, columns)
+
+
+def read_conditions(
+    connection: Connection, target: TargetTable, key: RowKey, conditions: Sequence[sql.Composable]
+) -> list[bool]:
+    """Whether each condition is true of all of the subscriber's rows under the key, and there is one.
+
+    Raises:
+        CdcReplayError, psycopg.Error: if they cannot be evaluated.
+    """
+    query = sql.SQL(_CONDITIONS).format(
+        answers=commas(
+            sql.SQL("coalesce(bool_and({}), false)").format(condition) for condition in conditions
+        ),
+        table=target_reference(target),
+        same=_same(target, key, "rows"),
+    )
+    with (
+        connection.transaction(force_rollback=True),
+        act_on(connection, [target], only_reads=True) as sessions,
+    ):
+        ((answers,),) = sessions.session_for(target).query(query)
+    return list(answers)
 
 
 def _to_rows(rows: Sequence[Sequence[object]], columns: Sequence[str]) -> HeldRows:

@@ -12,6 +12,7 @@ import psycopg
 
 from cdc_replay.catalog.history import CatalogHistory
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.compare.other_feeds import LogState
 from cdc_replay.compare.table_pair import conversions
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration, PublicationRefused
 from cdc_replay.explain_row.cause import find_cause
@@ -23,6 +24,7 @@ from cdc_replay.explain_row.log_search import (
     find_row,
     is_newer_than_log,
 )
+from cdc_replay.explain_row.other_owners import OtherOwners, SharedTable
 from cdc_replay.explain_row.present_rows import (
     NO_ROWS,
     HeldRows,
@@ -73,10 +75,12 @@ _SERVER_ERRORS = (CdcReplayError, psycopg.Error)
 class WhyRequest:
     """Which row of which subscription, and where its log and servers are.
 
-    `key` are arguments as a person gives them (`row_key`). At most `last` changes are explained.
+    `configured` are all subscriptions by name, `key` arguments as a person gives them (`row_key`). At most
+    `last` changes are explained.
     """
 
     subscription: Subscription
+    configured: Mapping[str, Subscription] = field(repr=False)
     publisher_dsn: str = field(repr=False)
     subscriber_dsn: str = field(repr=False)
     change_log: str
@@ -227,6 +231,7 @@ class _Explanation:
             comparable=frozenset(self.table.columns) - converted.keys(),
             is_newer_than_log=is_newer_than_log(self.log.change_log, self.log.window, published_rows.xid),
             passed_before=passed_before,
+            others=self._others(publisher_row, subscriber_row),
             uncaptured=self._uncaptured(),
             is_published=self.table.is_published,
             is_cut=self.row_changes.count > len(changes),
@@ -407,6 +412,19 @@ class _Explanation:
             clauses=clauses,
             values=self._shown(rows, self._sent_columns()),
         )
+
+    def _others(self, publisher_row: PresentRow, subscriber_row: PresentRow) -> OtherOwners:
+        """Whose the subscriber's row may be, if the publisher has none for the subscription."""
+        publisher, catalog = self.sides.publisher, self.sides.catalog
+        is_surplus = bool(subscriber_row.rows) and (
+            publisher_row.rows == 0 or publisher_row.is_published is False
+        )
+        if not is_surplus or self.target is None or publisher is None or catalog is None:
+            return OtherOwners()
+        log_state = LogState(self.request.change_log, catalog, self.request.configured)
+        subscription, connection = self.request.subscription, self.sides.subscriber
+        shared = SharedTable(subscription, connection, self.table.table.id, self.target)
+        return shared.owners(log_state, publisher, self.key)
 
     def _sent_columns(self) -> set[str]:
         return {column.name for column in self.table.table.columns if column.generated is Generated.NO}

@@ -186,6 +186,8 @@ class Cause(enum.Enum):
     KEY_MOVED = "moved to another key"
     OLDER_THAN_LOG = "older than the log"
     NEVER_COPIED = "never copied"
+    OTHER_SUBSCRIPTION = "of another subscription"
+    """The subscriber's row is one that another subscription of the same table has brought."""
     CHANGED_LOCALLY = "changed locally"
     UNKNOWN = "unknown"
 

@@ -9,6 +9,7 @@ import pytest
 
 from cdc_replay.explain_row.cause import find_cause
 from cdc_replay.explain_row.facts import Facts
+from cdc_replay.explain_row.other_owners import OtherOwners
 from cdc_replay.explain_row.progress import Progress
 from cdc_replay.model.explained_row import (
     Cause,
@@ -102,6 +103,26 @@ NOT_COPIED = Progress(Ready(Lsn(900)), copied_at=Lsn(100), is_copied=False)
             facts(subscriber=PresentRow("s.t", None, None, error="no privilege")),
             Cause.UNKNOWN,
             "subscriber's row could not be read: no privilege",
+        ),
+        (
+            facts(on_publisher=False, others=OtherOwners(("vic",), ("native",))),
+            Cause.OTHER_SUBSCRIPTION,
+            "ask `cdc-replay why vic`",
+        ),
+        (
+            facts(change(200, "DELETE"), publisher=UNPUBLISHED, others=OtherOwners(("vic",))),
+            Cause.OTHER_SUBSCRIPTION,
+            "not of subscription nsw, whose row filter does not pass it, but of vic",
+        ),
+        (
+            facts(change(200, "DELETE"), on_publisher=False, others=OtherOwners((), ("native",))),
+            Cause.CHANGED_LOCALLY,
+            "It may be of native, which also feeds the table",
+        ),
+        (
+            facts(held_values={"id": "1", "a": "6"}, others=OtherOwners(("vic",))),
+            Cause.CHANGED_LOCALLY,
+            "updated on the subscriber",
         ),
         (
             facts(change(950, "INSERT", fate=Fate.PENDING), holds=False),
