@@ -36,6 +36,16 @@ from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 ROWS_READ: Final = 2
 """Rows of one key that are read: a second one shows that the key is not unique."""
 
+_CUT_SILENTLY: Final = ("name", '"char"')
+"""Types whose input functions themselves cut a text that is too long."""
+
+_UNLIMITED: Final = "select pg_catalog.format_type(pg_catalog.pg_typeof(null::{type}), -1)"
+"""The type without a length or precision; with -1, the name of a type that has a default one is quoted."""
+
+_PRINTED: Final = "select format('%s', {text}::{type}), {text}::{type} = {text}::{whole}"
+_PRINTED_WHOLE: Final = "select format('%s', {text}::{type}), true"
+"""Not every type without a length has an equality."""
+
 _TEXT: Final = "case when num_nulls({0}) = 0 then format('%s', {0}) end"
 """Not `is null`, which is also true of a row of NULLs."""
 
@@ -92,7 +102,8 @@ def canonical_key(connection: Connection, table: TargetTable, key: RowKey) -> Ro
     """The key with the texts that the types of its columns print, as far as they are types of pg_catalog.
 
     Raises:
-        InvalidConfiguration: if a text is not a value of its column's type.
+        InvalidConfiguration: if a text is not a value of its column's type: also if a cast would cut or round
+            it, since the row of another key is not the one that was asked for.
     """
     types = {column.name: column.base_type_sql for column in table.columns}
     texts: dict[str, str | None] = {}
@@ -100,15 +111,30 @@ def canonical_key(connection: Connection, table: TargetTable, key: RowKey) -> Ro
         # Other types are looked up by name, which their owners can give away.
         if name not in types or "." in types[name]:
             continue
-        printed = sql.SQL("select format('%s', {}::{})").format(sql.Literal(text), sql.SQL(types[name]))
         try:
             with connection.transaction():
-                texts[name] = connection.execute(printed).fetchall()[0][0]
-        except pg.DataError as error:
+                printed, is_equal = _print_as(connection, types[name], text)
+        except (pg.DataError, pg.ProgrammingError, pg.NotSupportedError) as error:
             raise InvalidConfiguration(
                 f'"{text}" is not a value of column "{name}"', detail=error.diag.message_primary
             ) from error
+        if not is_equal:
+            raise InvalidConfiguration(
+                f'"{text}" is not a value of column "{name}"', detail=f'As {types[name]} it is "{printed}".'
+            )
+        texts[name] = printed
     return key.with_texts(texts)
+
+
+def _print_as(connection: Connection, type_sql: str, text: str) -> tuple[str, bool]:
+    """What a type of pg_catalog prints for a text, and whether it is equal without the type's length."""
+    ((unlimited,),) = connection.execute(sql.SQL(_UNLIMITED).format(type=sql.SQL(type_sql))).fetchall()
+    whole = "text" if type_sql in _CUT_SILENTLY else unlimited
+    query = sql.SQL(_PRINTED if whole != type_sql else _PRINTED_WHOLE).format(
+        text=sql.Literal(text), type=sql.SQL(type_sql), whole=sql.SQL(whole)
+    )
+    ((printed, is_equal),) = connection.execute(query).fetchall()
+    return printed, is_equal
 
 
 def read_published(

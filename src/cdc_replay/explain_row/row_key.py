@@ -43,8 +43,11 @@ def parse_key(arguments: Sequence[str], key: Sequence[str], columns: Sequence[st
     """The key of the arguments; `key` are the columns of the table's key, `columns` all of its columns.
 
     Raises:
-        InvalidConfiguration: if the arguments are not a key of the table.
+        InvalidConfiguration: if the arguments are not a key of the table, or no text.
     """
+    for argument in arguments:
+        if not argument.isascii() and argument != argument.encode(errors="replace").decode():
+            raise InvalidConfiguration(f'"{argument}" is no text: it is not encoded as UTF-8')
     named = _named(arguments, columns)
     if named is None:
         if not key or len(arguments) != len(key):

@@ -44,6 +44,14 @@ def test_another_key_is_refused_with_the_right_one(arguments: list[str]) -> None
     assert "id=… region=…" in (caught.value.hint or "")
 
 
+def test_bytes_that_are_no_text_are_refused() -> None:
+    """A shell passes any bytes, and JSON half a character."""
+    for argument in (b"\xff".decode(errors="surrogateescape"), "id=\ud800"):
+        with pytest.raises(InvalidConfiguration, match="is no text"):
+            parse_key([argument], ("id",), COLUMNS, "s.t")
+    assert parse_key(["ñ\ufffd"], ("id",), COLUMNS, "s.t").texts == ("ñ\ufffd",)
+
+
 def test_a_wrong_count_of_values_is_told() -> None:
     with pytest.raises(InvalidConfiguration, match=r"DETAIL: Given: 1 value\."):
         parse_key(["5"], ("id", "region"), COLUMNS, "s.t")
