@@ -127,7 +127,7 @@ class ServerProgramsMissing(CdcReplayError):
 
 
 class ThrowawayServerFailed(CdcReplayError):
-    """A server that is needed for one command only cannot be created or started."""
+    """A server that is needed for one command only cannot be created or started, or has ended."""
 
 
 class PublisherNotReady(CdcReplayError):

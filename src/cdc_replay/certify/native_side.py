@@ -13,6 +13,7 @@ in `pg_subscription` in its private folder. No statement is logged there.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,9 @@ ORIGIN_SINCE: Final = 160000
 
 MOST_COPY_ERRORS: Final = 30
 """Failed copies after which native gives up, unless a table was copied in between."""
+
+_ERROR_LINE: Final = re.compile(r"(?:ERROR|PANIC):(.*)")
+"""FATAL is also how each connection ends that somebody ends."""
 
 _POLL_SECONDS: Final = 0.1
 _LOGGED_BYTES: Final = 20_000
@@ -190,20 +194,21 @@ class NativeSubscriber:
     def _failure(self, failure: str) -> NativeSubscriptionFailed:
         return NativeSubscriptionFailed(
             f"the native subscription {failure}",
-            detail=f"Its server says: {self.last_error() or 'nothing'}",
+            detail=f"Its server says: {last_error(self.folder) or 'nothing'}",
             hint="A native subscription to these publications fails, too: correct what it says, then run the"
             " command again.",
         )
 
-    def last_error(self) -> str | None:
-        """The last error in the server's log, without details, which have values of rows."""
-        log = self.folder / "server" / "log"
-        with contextlib.suppress(OSError), log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOGGED_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-            errors = [line.partition("ERROR:")[2].strip() for line in lines if "ERROR:" in line]
-            return errors[-1] if errors else None
-        return None
+
+def last_error(folder: Path) -> str | None:
+    """The last error in the log of the server in `folder`, without details, which have values of rows."""
+    log = folder / "server" / "log"
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOGGED_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+        errors = [match[1].strip() for line in lines if (match := _ERROR_LINE.search(line)) is not None]
+        return errors[-1] if errors else None
+    return None
 
 
 @contextlib.contextmanager

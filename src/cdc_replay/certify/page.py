@@ -10,11 +10,24 @@ from typing import Final
 from cdc_replay.model.certificate import CertifiedTable, CertifyResult, TableOutcome
 from cdc_replay.model.count import count_in_words
 from cdc_replay.private_files import make_folder
-from cdc_replay.validate.html_report import PAGE, STYLE, badge, facts_list, write_whole
+from cdc_replay.validate.html_report import (
+    PAGE,
+    STYLE,
+    badge,
+    facts_list,
+    remove_old_pages,
+    write_whole,
+)
 from cdc_replay.validate.report_context import time_of_day
 
 LATEST: Final = "certificate.html"
 """A copy of the last certificate."""
+
+PAGES: Final = "certificate-*Z.html"
+"""The pages of runs."""
+
+KEPT_PAGES: Final = 100
+"""Of each subscription, as of its validations."""
 
 _BADGES: Final[Mapping[TableOutcome, str]] = {
     TableOutcome.EQUAL: "good",
@@ -32,6 +45,7 @@ def write_certificate(result: CertifyResult, now: dt.datetime) -> None:
     text = render_certificate(result, now)
     for target in (result.report, folder / LATEST):
         write_whole(target, text)
+    remove_old_pages(folder, PAGES, KEPT_PAGES)
 
 
 def render_certificate(result: CertifyResult, now: dt.datetime) -> str:

@@ -31,7 +31,13 @@ from psycopg import sql
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.certify.at_fence import Claims, OpenSession, locked_session, open_at_fence
-from cdc_replay.certify.native_side import NAME, SERVER_SETTINGS, NativeSubscriber, native_subscription
+from cdc_replay.certify.native_side import (
+    NAME,
+    SERVER_SETTINGS,
+    NativeSubscriber,
+    last_error,
+    native_subscription,
+)
 from cdc_replay.certify.native_tables import NativeTable, create_native_tables, plan_native_tables
 from cdc_replay.certify.page import write_certificate
 from cdc_replay.certify.publisher_slots import check_headroom, own_slots, remove_leftovers
@@ -50,6 +56,7 @@ from cdc_replay.errors import (
     NativeSubscriptionFailed,
     Retry,
     SubscriptionInUse,
+    ThrowawayServerFailed,
     retry_of,
 )
 from cdc_replay.failpoints import failpoint
@@ -106,6 +113,7 @@ def certify_subscription(request: CertifyRequest) -> CertifyResult:
 
     Raises:
         ServerProgramsMissing: if no server of the publisher's version is installed.
+        ThrowawayServerFailed: if it cannot be started, or ends.
         PublisherNotReady, MissingPrivilege: if the publisher has no room for a native subscription.
         NativeSubscriptionFailed: if PostgreSQL refuses it, or it stands still.
         NotConsistent: if our subscription cannot be replayed to where native is.
@@ -187,7 +195,26 @@ class _Run:
         return self.request.subscription.name
 
     def certify(self, began: float, removed: tuple[str, ...]) -> CertifyResult:
-        """Subscribe, follow, compare."""
+        """Subscribe, follow, compare.
+
+        Raises:
+            ThrowawayServerFailed: if the throw-away server has ended; else as `certify_subscription`.
+        """
+        try:
+            return self._certify(began, removed)
+        except (CdcReplayError, psycopg.Error) as error:
+            with contextlib.suppress(psycopg.Error):
+                self.server.execute("select 1")
+            if not self.server.broken:
+                raise
+            raise ThrowawayServerFailed(
+                "the throw-away server ended before the comparison",
+                detail=f"It said: {last_error(self.started.folder) or 'nothing'}",
+                hint="Check that there is room for the tables in the folder for temporary files (TMPDIR), and"
+                " enough memory.",
+            ) from error
+
+    def _certify(self, began: float, removed: tuple[str, ...]) -> CertifyResult:
         request = self.request
         catalog = read_catalog(self.publisher)
         planned, tables = self._create_tables(catalog)
@@ -273,6 +300,7 @@ class _Run:
         while True:
             self._advance()
             follower.count()
+            self.server.execute("select 1")  # a lost one is told now, and not at the end of hours
             if follower.is_done():
                 break
             self.request.stop.wait(_POLL_SECONDS)

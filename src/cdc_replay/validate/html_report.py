@@ -117,6 +117,13 @@ def write_whole(target: Path, text: str) -> None:
     part.replace(target)
 
 
+def remove_old_pages(folder: Path, pattern: str, kept: int) -> None:
+    """Remove all but the newest pages; the names of pages of the pattern end with their time."""
+    pages = sorted(folder.glob(pattern), key=lambda page: page.name.rpartition("-")[2], reverse=True)
+    for page in pages[kept:]:
+        page.unlink(missing_ok=True)
+
+
 def render(
     verdict: Verdict, context: ReportContext, *, now: dt.datetime, run_link: str, index_link: str
 ) -> str:

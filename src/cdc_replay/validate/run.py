@@ -45,7 +45,7 @@ from cdc_replay.validate.gx import (
     exception_message,
     get_context,
 )
-from cdc_replay.validate.html_report import write_page
+from cdc_replay.validate.html_report import remove_old_pages, write_page
 from cdc_replay.validate.observe import Observation, observe_tables
 from cdc_replay.validate.proof_expectation import ExpectProofToBeRecent
 from cdc_replay.validate.report_context import ReportContext, file_name, reports_folder
@@ -159,7 +159,7 @@ def judge_subscription(request: ValidationRequest, observed: ObservedSubscriptio
             left_out=tuple(_left_out(table, request.selection, judged.checks) for table in left),
         )
         write_page(verdict, request.context, now=now.astimezone(), run_page=judged.run_page)
-        _remove_old_pages(folder)
+        remove_old_pages(folder, RUN_PAGES, KEPT_RUNS)
     logger.info(
         "subscription %s at %s: %s, %d tables, %d fail, %.1f s, report %s",
         *(verdict.subscription, verdict.lsn, verdict.outcome.value),
@@ -212,12 +212,6 @@ def _remove_old_results(context: FileDataContext, name: str) -> None:
     results.sort(key=lambda key: key.run_id.run_time, reverse=True)
     for key in results[KEPT_RUNS - 1 :]:
         store.remove_key(key)
-
-
-def _remove_old_pages(folder: Path) -> None:
-    pages = sorted(folder.glob(RUN_PAGES), key=lambda page: page.name.rpartition("-")[2], reverse=True)
-    for page in pages[KEPT_RUNS:]:
-        page.unlink(missing_ok=True)
 
 
 def _judge(

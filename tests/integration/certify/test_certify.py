@@ -458,6 +458,30 @@ def test_a_signal_ends_the_time_early_and_no_secret_is_shown(
     assert_nothing_is_left(twin, temporary_folder)
 
 
+def test_the_end_of_the_throwaway_server_is_told_at_once(
+    twin: Twin, temporary_folder: Path, tmp_path: Path
+) -> None:
+    """Not when both have followed for hours, for which a slot has retained WAL."""
+    twin.publisher.run(f"{T}; create publication p for table t; insert into t values (1, 1, '')")
+    twin.subscribe("s", "p", tables=T, native=False)
+    log = tmp_path / "stderr"
+    with following(twin, log) as running:
+        (server,) = temporary_folder.glob(f"{throwaway_server.PREFIX}*/server/data/postmaster.pid")
+        (server.parent.parent / "log").write_text("PANIC:  No space left on device\n", encoding="utf-8")
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                program, *arguments = path.read_bytes().split(b"\0")
+                if program.endswith(b"/postgres") and str(server.parent).encode() in arguments:
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+        running.communicate(timeout=60)
+
+    errors = log.read_text("utf-8")
+    assert (running.returncode, "Traceback" in errors) == (1, False)
+    assert "the throw-away server ended before the comparison" in errors
+    assert "It said: No space left on device" in errors
+    assert_nothing_is_left(twin, temporary_folder)
+
+
 @pytest.mark.slow
 def test_a_second_signal_ends_it_and_nothing_is_left(
     twin: Twin, temporary_folder: Path, tmp_path: Path

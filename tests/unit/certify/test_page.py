@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from pathlib import Path
 
-from cdc_replay.certify.page import LATEST, render_certificate, write_certificate
+from cdc_replay.certify.page import KEPT_PAGES, LATEST, render_certificate, write_certificate
 from cdc_replay.model.certificate import (
     DEVIATION_TEXTS,
     CertifiedTable,
@@ -103,3 +104,18 @@ def test_the_result_has_a_json_form(tmp_path: Path) -> None:
         ],
         "reason": None,
     }
+
+
+def test_the_newest_pages_are_kept(tmp_path: Path) -> None:
+    """By their time, not by the position, which is in their names before it."""
+    folder = tmp_path / "reports"
+    folder.mkdir()
+    names = [f"certificate-{99 - n % 50:X}-0-20120101T000000{n:06}Z.html" for n in range(KEPT_PAGES + 5)]
+    for name in [*names, "0-1-20110101T000000000000Z.html"]:
+        (folder / name).touch()
+    newest = dataclasses.replace(
+        result(tmp_path), report=folder / "certificate-0-1-20130101T000000000000Z.html"
+    )
+    write_certificate(newest, NOW)
+    left = {page.name for page in folder.iterdir()}
+    assert left == {*names[6:], newest.report.name, LATEST, "0-1-20110101T000000000000Z.html"}
