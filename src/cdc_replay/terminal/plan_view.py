@@ -70,9 +70,11 @@ def _sentence(result: PlanResult) -> str:
         return f"The proposal changes nothing for {name}."
     rows = [table.rows for table in result.tables if table.rows is not None]
     enter, leave = (sum(getattr(row, side) or 0 for row in rows) for side in ("enter", "leave"))
+    uncounted = sum(row.error is not None for row in rows)
+    unknown = f"; of {count_in_words(uncounted, 'table')} that is unknown" if uncounted else ""
     return (
         f"The proposal changes {count_in_words(len(result.tables), 'table')} of {name}:"
-        f" {count_in_words(enter, 'row')} would enter, {leave:,} would leave."
+        f" {count_in_words(enter, 'row')} would enter, {leave:,} would leave{unknown}."
     )
 
 

@@ -78,6 +78,17 @@ def test_columns_without_a_count_are_left_out() -> None:
     assert (heading.split(), row.split()) == (["table"], ["public.orders", "new"])
 
 
+def test_rows_that_could_not_be_counted_are_no_zero() -> None:
+    """A row filter that fails for one row says nothing of the others."""
+    failed = dataclasses.replace(TABLE, table="public.failed", rows=RowsOfTable(error="division by zero"))
+    text = joined(screen(planned(dataclasses.replace(RESULT, tables=(TABLE, failed)))))
+    assert (
+        "2 tables of subscription shop: 40 rows would enter, 10 would leave; of 1 table that is unknown."
+        in text
+    )
+    assert "not counted: division by zero" in text
+
+
 def test_a_short_range_has_no_rate() -> None:
     text = joined(screen(planned(dataclasses.replace(RESULT, days=0.01))))
     assert "50 → 60" in text
