@@ -155,6 +155,21 @@ def _first_line(reason: str) -> str:
     return reason.strip().splitlines()[0].rstrip(".") if reason.strip() else "unknown"
 
 
+def _several(facts: Facts) -> Finding | None:
+    if not facts.has_several:
+        return None
+    sides = [
+        side
+        for side, row in (("the publisher", facts.publisher), ("the subscriber", facts.subscriber))
+        if (row.rows or 0) > 1
+    ]
+    return Finding(
+        Cause.UNKNOWN,
+        f"Several rows of {' and '.join(sides)} have this key, and are not compared one by one:"
+        f" `cdc-replay validate {facts.subscription.name}` compares the whole table.",
+    )
+
+
 def _never_sent(facts: Facts) -> Finding | None:
     """The publisher did to the row what is not published, and so need not be in the log."""
     if facts.publisher.rows is None:
@@ -475,6 +490,7 @@ _RULES: Final[tuple[Callable[[Facts], Finding | None], ...]] = (
     _of_others,
     _same,
     _not_applied,
+    _several,
     _never_sent,
     _not_captured,
     _skipped,

@@ -87,9 +87,14 @@ class Facts:
         return self.should_hold is False and bool(self.holds and self.others.owners)
 
     @property
+    def has_several(self) -> bool:
+        """Whether a side holds several rows under the key, of which only one was read."""
+        return max(self.publisher.rows or 0, self.subscriber.rows or 0) > 1
+
+    @property
     def differing(self) -> tuple[str, ...]:
-        """The columns whose values differ, if both sides hold the row."""
-        if not (self.on_publisher and self.holds):
+        """The columns whose values differ, if both sides hold the row, and one each."""
+        if not (self.on_publisher and self.holds) or self.has_several:
             return ()
         shared = self.converted_values.keys() & self.held_values.keys() & self.columns
         return tuple(name for name in sorted(shared) if self.converted_values[name] != self.held_values[name])
@@ -101,6 +106,8 @@ class Facts:
             return None
         if self.is_of_others:
             return False
+        if self.has_several:
+            return None
         return self.should_hold != self.holds or bool(self.holds and self.differing)
 
     @property

@@ -197,8 +197,8 @@ class WhyResult(Result):
     """The history of one row; `from_lsn` and `to_lsn` are the log's start and end.
 
     `changes_found` is the number of its changes in the log, `changes` the newest of them, in order. `differs`
-    is None if a side could not be read. `differing` are the columns whose values differ. `explanation` is the
-    sentence of `cause`.
+    is None if a side could not be read, or has several rows. `differing` are the columns whose values differ.
+    `explanation` is the sentence of `cause`.
     """
 
     subscription: str

@@ -120,6 +120,20 @@ NOT_COPIED = Progress(Ready(Lsn(900)), copied_at=Lsn(100), is_copied=False)
             "It may be of native, which also feeds the table",
         ),
         (
+            facts(subscriber=PresentRow("s.t", Lsn(900), 2)),
+            Cause.UNKNOWN,
+            "Several rows of the subscriber have this key",
+        ),
+        (
+            facts(
+                publisher=PresentRow("s.t", Lsn(1000), 2, is_published=True),
+                subscriber=PresentRow("s.t", Lsn(900), 2),
+                held_values={"id": "1", "a": "6"},
+            ),
+            Cause.UNKNOWN,
+            "Several rows of the publisher and the subscriber have this key",
+        ),
+        (
             facts(held_values={"id": "1", "a": "6"}, others=OtherOwners(("vic",))),
             Cause.CHANGED_LOCALLY,
             "updated on the subscriber",
