@@ -33,6 +33,7 @@ _WORD: Final = re.compile(r"[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_$\u0080-\U0010f
 _CONSTANT: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _STRING: Final = re.compile(r"'(?:[^']|'')*'")
 _QUOTED: Final = re.compile(r'"(?:[^"]|"")*"')
+_IN_COMMENT: Final = re.compile(r"/\*|\*/|\n")
 _OPERATOR: Final = re.compile(r"[-+*/<>=~!@#%^&|`?]")
 _PREFIXES: Final = frozenset({"e", "b", "x", "n"})
 """Words that change the meaning of a string right after them; with `U&` an operator is in between."""
@@ -136,7 +137,7 @@ class _Scanner:
     def _skip_comment(self) -> None:
         """Past a comment; comments can be nested."""
         first, depth = self._line, 0
-        for mark in re.finditer(r"/\*|\*/|\n", self._script[self._at :]):
+        for mark in _IN_COMMENT.finditer(self._script, self._at):
             match mark[0]:
                 case "\n":
                     self._line += 1
@@ -145,7 +146,7 @@ class _Scanner:
                 case _:
                     depth -= 1
             if depth == 0:
-                self._at += mark.end()
+                self._at = mark.end()
                 return
         raise refused(first, "a comment without an end")
 
