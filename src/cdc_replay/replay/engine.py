@@ -122,14 +122,24 @@ def _steps(
 
 def _sharing(sessions: Sequence[SubscriptionSession]) -> list[SubscriptionSession]:
     """The subscriptions that feed a table which another one of these feeds too."""
-    databases = Counter(session.dsn for session in sessions)
     fed = [
-        (session, {(session.dsn, table.relation) for table in session.known_tables()})
-        for session in sessions
-        if databases[session.dsn] > 1
+        (session, {(database, table.relation) for table in session.known_tables()})
+        for session, database in _within_one_database(sessions)
     ]
     feeds = Counter(table for _, tables in fed for table in tables)
     return [session for session, tables in fed if any(feeds[table] > 1 for table in tables)]
+
+
+def _within_one_database(
+    sessions: Sequence[SubscriptionSession],
+) -> list[tuple[SubscriptionSession, tuple[str, int]]]:
+    """The subscriptions of a database that another one of these is in, too, each with its database."""
+    located = []
+    for session in sessions if len(sessions) > 1 else ():
+        with contextlib.suppress(psycopg.Error):  # the replay reports it; the others go on
+            located.append((session, session.database()))
+    subscriptions = Counter(database for _, database in located)
+    return [(session, database) for session, database in located if subscriptions[database] > 1]
 
 
 def _retry_parked(
@@ -140,10 +150,9 @@ def _retry_parked(
     A row that moves from the filter of one to that of another is deleted by the one and inserted by the
     other. Natively the worker that applies its change too early retries until it can (R8.5).
     """
-    sessions_by_dsn = Counter(session.dsn for session in subscriptions)
-    shared = [session for session in subscriptions if sessions_by_dsn[session.dsn] > 1]
     has_advanced = True
     with contextlib.suppress(CdcReplayError, psycopg.Error):  # the next replay reports it
+        shared = [session for session, _ in _within_one_database(subscriptions)]
         while has_advanced:
             has_advanced = False
             for session in results.parked(shared):

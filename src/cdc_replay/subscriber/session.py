@@ -26,6 +26,12 @@ logger = logging.getLogger(__name__)
 PATIENCE_SECONDS: Final = 60
 _UNLOCKED_TRIES: Final = 3
 
+# A system identifier is that of a cluster's copies, too, and its function may be forbidden to the role.
+_DATABASE: Final = """
+    select pg_catalog.pg_postmaster_start_time()::text, oid::bigint from pg_catalog.pg_database
+    where datname = pg_catalog.current_database()
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSession:
@@ -40,6 +46,14 @@ class SubscriptionSession:
     assumed: Mapping[int, Lsn] = field(default_factory=dict)
     report: Report = field(default=unreported, repr=False)
     """What work on the subscription reports to."""
+
+    def database(self) -> tuple[str, int]:
+        """What tells the subscriber's database from others: when its server started, and its oid.
+
+        Several DSNs may lead to it, with other roles or under other addresses.
+        """
+        ((started, oid),) = self.connection.execute(_DATABASE)
+        return started, oid
 
     def known_tables(self) -> tuple[KnownTable, ...]:
         """The tables as the subscriber holds them, or will hold them after the assumed window."""

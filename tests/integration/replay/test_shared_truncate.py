@@ -50,3 +50,26 @@ def test_a_subscription_that_is_ahead_stays(regions: Twin) -> None:
     (nsw, vic) = regions.sync_ours("nsw", "vic")
     assert (nsw.replay.error, vic.replay.error) == (None, None)
     assert regions.pairs["nsw"].ours.rows("table t") == [(5, "NSW")]
+
+
+def address_of_another_role(twin: Twin, name: str) -> str:
+    """A DSN of the same database, of another text."""
+    ours = twin.pairs[name].ours
+    role = f"role_{ours.name}"
+    ours.run(f"create role {role} superuser login")
+    return ours.cluster.dsn(ours.name, user=role).replace("127.0.0.1", "localhost")
+
+
+def test_subscriptions_with_roles_of_their_own_share_the_table_too(regions: Twin) -> None:
+    """Another DSN, the same database: TRUNCATE comes first, and a row that moves is retried."""
+    regions.change("vic", dsn=address_of_another_role(regions, "vic"))
+    regions.publish("insert into t values (3, 'NSW'), (4, 'VIC');\ntruncate t")
+    for name in ("nsw", "vic"):
+        regions.native(name).wait()
+    regions.publish("insert into t values (5, 'NSW'), (6, 'VIC')")
+    regions.sync("nsw", "vic")
+    assert regions.rows("nsw", "t") == [(5, "NSW"), (6, "VIC")]
+
+    regions.publish("update t set region = 'NSW' where id = 6")
+    regions.sync("nsw", "vic")
+    assert regions.rows("nsw", "t") == [(5, "NSW"), (6, "NSW")]
