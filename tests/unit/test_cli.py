@@ -142,6 +142,41 @@ def test_no_command_of_a_batch_reads_its_lines(configured: str) -> None:
     assert '"nobody"' in errors[2]
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("target", ["/dev/full", "pipe"])
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_result_that_cannot_be_written_is_a_failure_with_a_reason(
+    configured: str, options: tuple[str, ...], target: str, unbuffered: str
+) -> None:
+    """A disk without room, a program that reads no further: a traceback is no reason."""
+    if target == "pipe":
+        reader, output = os.pipe()
+        os.close(reader)
+    else:
+        output = os.open(target, os.O_WRONLY)
+    done = subprocess.run(
+        [sys.executable, "-m", "cdc_replay.cli", "status", *options],
+        env=os.environ | {"CDC_REPLAY_CONFIG": configured, "PYTHONUNBUFFERED": unbuffered},
+        stdout=output,
+        stderr=subprocess.PIPE,
+        check=False,
+        text=True,
+    )
+    os.close(output)
+    reason = {"pipe": "Broken pipe", "/dev/full": "No space left on device"}[target]
+    expected = f"cdc-replay: the result cannot be written to standard output: {reason}\n"
+    assert (done.returncode, done.stderr) == (1, expected)
+
+
+def test_a_command_without_standard_streams_runs(configured: str) -> None:
+    """As some supervisors start programs."""
+    script = f'exec "{sys.executable}" -m cdc_replay.cli status --json <&- >&- 2>&-'
+    done = subprocess.run(
+        ["/bin/sh", "-c", script], env=os.environ | {"CDC_REPLAY_CONFIG": configured}, check=False
+    )
+    assert done.returncode == 0
+
+
 def test_commands_start_without_pandas_and_great_expectations() -> None:
     """Arrow loads pandas for a scalar or an array of Python values: a quarter of a second at each start."""
     modules = ", ".join(f"cdc_replay.commands.{command}" for command in QUICK_COMMANDS)

@@ -160,7 +160,10 @@ class Ledger:
 
     @classmethod
     def from_text(cls, text: str | None, now: dt.datetime, patience: dt.timedelta) -> Ledger:
-        """The memory of an earlier look; entries that cannot be read are forgotten."""
+        """The memory of an earlier look; entries that cannot be read are forgotten.
+
+        What was seen after `now` was seen now: the clock was set back since, and nothing may wait for it.
+        """
         try:
             listed = json.loads(text or "[]")
         except ValueError:
@@ -169,7 +172,9 @@ class Ledger:
         for form in listed if isinstance(listed, list) else ():
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
                 entry = _from_json(form)
-                entries[entry.alarm.key] = entry
+                absent_since = None if entry.absent_since is None else min(entry.absent_since, now)
+                seen = min(entry.first_seen, now)
+                entries[entry.alarm.key] = replace(entry, first_seen=seen, absent_since=absent_since)
         return cls(entries, now, patience)
 
 
@@ -222,8 +227,18 @@ class FileMemory:
 
     @classmethod
     def of(cls, config_file: Path) -> FileMemory:
-        """The file for a configuration file, in `$XDG_STATE_HOME/cdc_replay`."""
-        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        """The file for a configuration file, in `$XDG_STATE_HOME/cdc_replay`.
+
+        Raises:
+            AlarmsNotRemembered: if this user has neither that nor a home.
+        """
+        try:
+            base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        except RuntimeError:
+            raise AlarmsNotRemembered(
+                "there is no place for the memory of alarms: this user has no home",
+                hint="Set XDG_STATE_HOME to a folder that this user can write.",
+            ) from None
         name = hashlib.sha256(os.fsencode(config_file)).hexdigest()[:16]
         return cls(Path(base) / "cdc_replay" / f"alarms-{name}.json")
 

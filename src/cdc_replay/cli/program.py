@@ -131,6 +131,7 @@ def _describe_error(error: BaseException) -> tuple[str, int] | None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script."""
+    _open_missing_streams()
     end_without_collecting()
     set_private_umask()
     end_on_sigterm()
@@ -138,7 +139,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     handler = LogHandler()
     handler.setFormatter(LogLineFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
-    sys.exit(_exit_code(sys.argv[1:] if arguments is None else arguments))
+    sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _open_missing_streams() -> None:
+    """Open those standard streams nowhere that are closed.
+
+    Else the next file or connection gets the descriptor, and what is written there.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """The exit code of a command, whose result may have no reader any more, or no room."""
+    try:
+        code = _exit_code(arguments)
+        sys.stdout.flush()
+    except OSError as error:
+        # The interpreter writes what is left when it ends, and would fail again.
+        with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        print_error(f"the result cannot be written to standard output: {error.strerror}")
+        return 1
+    return code
 
 
 def _take_any_text() -> None:

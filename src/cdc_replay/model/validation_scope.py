@@ -32,7 +32,8 @@ class TablePlan:
         """Whether a table that was last compared at that time is due."""
         if self.every is None or last_compared is None:
             return True
-        return now - last_compared >= self.every * (1 - EARLY)
+        # Also if that time is to come: the clock was set back since.
+        return abs(now - last_compared) >= self.every * (1 - EARLY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,6 +257,35 @@ def test_a_damaged_memory_is_an_empty_one(text: str) -> None:
     assert Ledger.from_text(text, START, PATIENCE).entries == {}
 
 
+def test_a_clock_that_is_set_back_delays_no_alarm() -> None:
+    """Else what was first seen in the years to come would be told when they have."""
+    memory, mail = KeptText(), FakeChannel()
+
+    def look(at: dt.datetime, *alarms: Alarm) -> None:
+        Telling((mail,), memory, PATIENCE).tell(Observed(alarms), at)
+
+    years = dt.timedelta(days=1500)
+    look(START + years, DOWN)
+    look(START, DOWN)
+    look(START + PATIENCE, DOWN)
+    assert mail.kinds == [(["no answer"], [])]
+    look(START + years)
+    look(START)
+    look(START + PATIENCE)
+    assert mail.kinds[1:] == [([], ["no answer"])]
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(AlarmsNotRemembered, match="no home") as failed:
+        FileMemory.of(tmp_path / "cdc_replay.yaml")
+    assert "XDG_STATE_HOME" in str(failed.value.hint)
+
+
 def test_the_memory_is_read_as_it_was_written() -> None:
     hostile = replace(PARKED, message='a\n"b"\ud800 \u202e', key=AlarmKey("s", "parked", "\x00'\n"))
     seen = Ledger({}, START, PATIENCE).see(Observed((LAG, SLOW, hostile)), ["mail"])

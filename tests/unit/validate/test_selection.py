@@ -62,6 +62,12 @@ def test_what_is_due_follows_the_plan() -> None:
     assert {entry.name.name: entry.reason for entry in left} == dict.fromkeys("ab", LeftReason.NOT_DUE)
 
 
+def test_a_comparison_of_the_years_to_come_is_due() -> None:
+    """The clock was set back since."""
+    plan = ValidationPlan(TablePlan(every=dt.timedelta(days=1)))
+    assert chosen({A: proof(-1500), B: proof(-0.01), C: proof(0)}, plan, is_due=True) == {"a": 256}
+
+
 def test_what_was_not_reached_is_due_and_comes_first() -> None:
     plan = ValidationPlan(TablePlan(every=DAY), max_seconds=60)
     proofs = {A: proof(3), B: proof(9), C: proof(0, owed=40)}
