@@ -18,6 +18,7 @@ from cdc_replay.opening import open_subscription, setup_request
 from cdc_replay.replay.apply.stage_table import drop_staging
 from cdc_replay.snapshot.staging import drop_leftovers
 from cdc_replay.subscriber import state_schema, subscription_records
+from cdc_replay.subscriber.session import snapshot_lock
 
 
 def teardown(config: Config, name: str, *, confirm: Callable[[str], None] | None = None) -> TeardownResult:
@@ -28,6 +29,7 @@ def teardown(config: Config, name: str, *, confirm: Callable[[str], None] | None
 
     Raises:
         InvalidConfiguration: if nothing has that name, or a publisher and a subscription share it.
+        SubscriptionInUse: if another process works on the subscription, or copies its tables.
     """
     began = time.monotonic()
     lsn: Lsn | None = None
@@ -65,13 +67,15 @@ def _remove_subscription(config: Config, name: str) -> tuple[Lsn | None, tuple[s
         state_schema.upgrade(session.connection)
         if not state_schema.is_installed(session.connection):
             return None, ()
-        is_known = subscription_records.subscription_record(session.connection, name) is not None
-        lsn = session.position()
-        # No other command would remove the staging of a killed run.
-        drop_staging(session.connection, name)
-        drop_leftovers(session.connection, name)
-        failpoint("teardown.after_staging")
-        subscription_records.remove_subscription(session.connection, name)
+        # A copy that runs meanwhile would go on to stage its chunks, and nobody would remove them.
+        with snapshot_lock(session):
+            is_known = subscription_records.subscription_record(session.connection, name) is not None
+            lsn = session.position()
+            # No other command would remove the staging of a killed run.
+            drop_staging(session.connection, name)
+            drop_leftovers(session.connection, name)
+            failpoint("teardown.after_staging")
+            subscription_records.remove_subscription(session.connection, name)
     return lsn, (f"state of subscription {name}",) if is_known else ()
 
 

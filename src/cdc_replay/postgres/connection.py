@@ -45,6 +45,9 @@ CREATED_MEANWHILE: Final = (pg.DuplicateSchema, pg.DuplicateTable, pg.DuplicateO
 
 A table is refused as a table, by its row type, or by an index of the catalog: that depends on the moment."""
 
+DROPPED_MEANWHILE: Final = (pg.UndefinedTable, pg.InvalidSchemaName)
+"""The server's errors for a table that another session drops, with its schema, before ours has locked it."""
+
 PINNED_SETTINGS: Final[dict[str, str]] = {
     "client_encoding": "UTF8",
     "datestyle": "ISO, MDY",

@@ -18,6 +18,7 @@ from cdc_replay.model.table_state import Ready, TableState
 from cdc_replay.postgres.connection import READ_ONLY_REMEDY, Connection, connect, is_read_only
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot
 from cdc_replay.subscriber import state_schema, subscription_lock, subscription_tables
+from cdc_replay.subscriber.subscription_records import subscription_record
 from cdc_replay.subscriber.subscription_tables import KnownTable
 from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 
@@ -143,9 +144,17 @@ def lock_session(
 
 @contextlib.contextmanager
 def release_subscription_lock(session: SubscriptionSession) -> Iterator[None]:
-    """Release the subscription lock inside the context; on exit, wait to acquire it again."""
-    with subscription_lock.release(session.connection, session.subscription.name):
+    """Release the subscription lock inside the context; on exit, wait to acquire it again.
+
+    Raises:
+        SubscriptionInUse: if another process has removed the subscription meanwhile.
+    """
+    name = session.subscription.name
+    was_recorded = subscription_record(session.connection, name) is not None
+    with subscription_lock.release(session.connection, name):
         yield
+    if was_recorded and subscription_record(session.connection, name) is None:
+        raise subscription_lock.state_removed(name)
 
 
 @contextlib.contextmanager

@@ -30,12 +30,11 @@ import weakref
 from typing import Final
 
 from psycopg import sql
-from psycopg.errors import UndefinedTable
 
 from cdc_replay.errors import SubscriberNotReady
 from cdc_replay.model.publication import STATE_SCHEMA
 from cdc_replay.postgres.advisory_locks import CREATE_LOCK_KEY_TABLE, LOCK_KEY_TABLE
-from cdc_replay.postgres.connection import CREATED_MEANWHILE, Connection, translated_errors
+from cdc_replay.postgres.connection import CREATED_MEANWHILE, DROPPED_MEANWHILE, Connection, translated_errors
 from cdc_replay.subscriber.ownership import check_state_ownership
 
 SCHEMA: Final = STATE_SCHEMA
@@ -221,7 +220,7 @@ def install(connection: Connection) -> None:
     for is_last in (*(False,) * (_TRIES - 1), True):
         try:
             _install(connection)
-        except (*CREATED_MEANWHILE, UndefinedTable) as error:
+        except (*CREATED_MEANWHILE, *DROPPED_MEANWHILE) as error:
             if is_last:
                 raise SubscriberNotReady(
                     f'other sessions create and drop schema "{SCHEMA}" of the subscriber at the same time',
@@ -251,7 +250,7 @@ def lock(connection: Connection) -> None:
 
     Raises:
         SubscriberNotReady: if another role controls the schema.
-        UndefinedTable: if another session drops it at this moment.
+        UndefinedTable, InvalidSchemaName: if another session drops it at this moment.
     """
     # So that what others have committed before the lock is visible after it.
     connection.execute("set transaction isolation level read committed")

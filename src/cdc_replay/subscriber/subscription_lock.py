@@ -17,7 +17,7 @@ import psycopg
 
 from cdc_replay.errors import SubscriptionInUse
 from cdc_replay.postgres.advisory_locks import FixedLock, KeyedLock, SessionLock, acquire, advisory_key
-from cdc_replay.postgres.connection import Connection, translated_errors
+from cdc_replay.postgres.connection import DROPPED_MEANWHILE, Connection, translated_errors
 from cdc_replay.subscriber import state_schema
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def lock(connection: Connection, subscription: str, *, patience_seconds: int = 0
             session_lock.release()
 
 
-def _acquire(session_lock: SessionLock, subscription: str, patience_seconds: int) -> bool:
+def _acquire(session_lock: SessionLock, subscription: str, patience_seconds: float) -> bool:
     try:
         if session_lock.try_acquire():
             return True
@@ -67,21 +67,30 @@ def _acquire(session_lock: SessionLock, subscription: str, patience_seconds: int
             return False
         logger.info("subscription %s is busy, waiting: %s", subscription, session_lock.holder())
         return acquire(session_lock, patience_seconds)
-    except psycopg.errors.UndefinedTable as error:
-        raise SubscriptionInUse(
-            f'another process has removed the state of subscription "{subscription}"',
-            hint="Run the command again, if it should work on a new subscription.",
-        ) from error
+    except DROPPED_MEANWHILE as error:
+        raise state_removed(subscription) from error
+
+
+def state_removed(subscription: str) -> SubscriptionInUse:
+    """The error of a process that has waited, and finds that a `teardown` came first."""
+    return SubscriptionInUse(
+        f'another process has removed the state of subscription "{subscription}"',
+        hint="Run the command again, if it should work on a new subscription.",
+    )
 
 
 @contextlib.contextmanager
 def release(connection: Connection, subscription: str) -> Iterator[None]:
-    """Within `lock`: release the lock; on exit, wait to acquire it again."""
+    """Within `lock`: release the lock; on exit, wait to acquire it again.
+
+    Raises:
+        SubscriptionInUse: if there is no lock any more, since the state was removed.
+    """
     session_lock = _ACQUIRED[connection][subscription]
     session_lock.release()
     yield
     with translated_errors(f'cannot lock subscription "{subscription}" again'):
-        acquire(session_lock, math.inf)
+        _acquire(session_lock, subscription, math.inf)
 
 
 def stable_hash(subscription: str) -> int:

@@ -7,13 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from psycopg.errors import UndefinedTable
-
 from cdc_replay.errors import AnotherPublisher
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.database import Database
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.connection import DROPPED_MEANWHILE, Connection
 from cdc_replay.subscriber.replication_origin import drop_origins
 from cdc_replay.subscriber.state_schema import drop, is_installed, lock
 
@@ -161,7 +159,7 @@ def remove_subscription(connection: Connection, subscription: str) -> None:
     if not is_installed(connection):
         return
     # Another session may remove the last subscription meanwhile, and anybody create the schema.
-    with contextlib.suppress(UndefinedTable), connection.transaction():
+    with contextlib.suppress(*DROPPED_MEANWHILE), connection.transaction():
         lock(connection)
         if is_installed(connection):
             _delete(connection, subscription)

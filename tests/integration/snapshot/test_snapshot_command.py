@@ -13,6 +13,7 @@ import pytest
 from cdc_replay.commands.prune import prune
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.commands.sync import sync
+from cdc_replay.commands.teardown import teardown
 from cdc_replay.errors import PruneLimitUnknown, SubscriptionInUse
 from cdc_replay.model.table_state import Copying, Ready
 from embedded.java import spark_environment
@@ -154,3 +155,19 @@ def test_replay_continues_while_a_table_is_copied_again(
     ]
     sync(copy.config, ["s"])
     assert copy.subscriber.rows(CONTENT) == copy.publisher.rows(CONTENT)
+
+
+def test_teardown_beside_a_copy_is_refused_and_leaves_nothing_after_it(
+    copy: ResumedCopy, stopped: tuple[subprocess.Popen[bytes], int]
+) -> None:
+    """The copy would go on, and stage its chunks for nobody."""
+    process, reader = stopped
+    before = states_of(copy.subscriber)
+    with pytest.raises(SubscriptionInUse, match="snapshot"):
+        teardown(copy.config, "s")
+    assert states_of(copy.subscriber) == before
+    os.kill(reader, signal.SIGCONT)
+    assert process.wait(timeout=300) == 0
+    assert copy.subscriber.rows(CONTENT) == copy.publisher.rows(CONTENT)
+    teardown(copy.config, "s")
+    assert copy.subscriber.rows("select from pg_namespace where nspname = 'cdc_replay'") == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -22,6 +23,7 @@ from cdc_replay.subscriber import (
     subscription_records,
     subscription_tables,
 )
+from fixtures.native import wait_for
 from fixtures.postgres import ANY_DATABASE, Database
 
 WEIRD = QualifiedName('We"ird', "or; der's")
@@ -269,3 +271,42 @@ def test_the_schema_is_dropped_with_the_last_subscription(subscriber: Database) 
         assert subscription_tables.table_states(connection, "b") == {WEIRD: Pending()}
         subscription_records.remove_subscription(connection, "b")
         assert not state_schema.is_installed(connection)
+
+
+def waits_for(database: Database, lock: str) -> bool:
+    return bool(database.rows(f"select from pg_locks where not granted and locktype = '{lock}'"))
+
+
+def test_who_finds_the_schema_dropped_meanwhile_installs_it_or_has_nothing_to_remove(
+    subscriber: Database,
+) -> None:
+    """The server then misses the schema, not the table."""
+    with opened(subscriber) as first, opened(subscriber) as second, ThreadPoolExecutor(1) as pool:
+        for act in (
+            lambda: state_schema.install(second),
+            lambda: subscription_records.remove_subscription(second, "a"),
+        ):
+            state_schema.install(first)
+            first.execute("drop table cdc_replay.lock_key")  # as in the state of an earlier release
+            with first.transaction():
+                first.execute("lock table cdc_replay.subscription")
+                waiting = pool.submit(act)
+                wait_for(lambda: waits_for(subscriber, "relation"), "the lock of the state", 60)
+                state_schema.drop(first)
+            waiting.result()
+        assert not state_schema.is_installed(second)
+
+
+def test_who_waits_for_the_lock_of_a_subscription_is_told_that_it_was_removed(subscriber: Database) -> None:
+    def lock(connection: Connection) -> None:
+        with subscription_lock.lock(connection, "a", patience_seconds=60):
+            pytest.fail("there is no lock any more")
+
+    with opened(subscriber) as first, opened(subscriber) as second, ThreadPoolExecutor(1) as pool:
+        state_schema.install(first)
+        with subscription_lock.lock(first, "a"):
+            waiting = pool.submit(lock, second)
+            wait_for(lambda: waits_for(subscriber, "advisory"), "the lock of the subscription", 60)
+            subscription_records.remove_subscription(first, "a")
+        with pytest.raises(SubscriptionInUse, match="has removed the state"):
+            waiting.result()
