@@ -18,7 +18,6 @@ from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import RelationId
 
 _COLUMNS: Final = ("commit_lsn", "relation_id", "kind", "origin")
-_KINDS: Final = pa.array([kind.value for kind in ChangeKind])
 
 
 def last_of_other_origins(change_log: ChangeLog, window: Window) -> dict[RelationId | None, Lsn]:
@@ -27,10 +26,11 @@ def last_of_other_origins(change_log: ChangeLog, window: Window) -> dict[Relatio
     Raises:
         ChangeLogDamaged: if the log cannot be read.
     """
+    kinds = pa.array([kind.value for kind in ChangeKind])
     last: dict[RelationId | None, Lsn] = {}
     for group in change_log.segments(window):
         messages = read_columns(group, _COLUMNS, window)
-        is_other = pc.and_(pc.is_valid(messages["origin"]), pc.is_in(messages["kind"], value_set=_KINDS))
+        is_other = pc.and_(pc.is_valid(messages["origin"]), pc.is_in(messages["kind"], value_set=kinds))
         commits = messages.filter(is_other).group_by("relation_id").aggregate([("commit_lsn", "max")])
         for row in commits.to_pylist():
             leaf = None if row["relation_id"] is None else RelationId(row["relation_id"])
