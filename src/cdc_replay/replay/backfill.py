@@ -445,10 +445,12 @@ def _check_origins(
         return
     last = last_of_other_origins(change_log, window)
     truncated = last.get(None, ZERO)
-    changed = {
-        route.target.name: max(last.get(route.relation.id, ZERO), truncated) for route in routes.routes
-    }
-    if tables := {name: lsn for name, lsn in changed.items() if lsn > since[name]}:
+    tables: dict[QualifiedName, Lsn] = {}
+    for route in routes.routes:  # of a partition tree, one for each leaf
+        name, lsn = route.target.name, max(last.get(route.relation.id, ZERO), truncated)
+        if lsn > since[name]:
+            tables[name] = max(lsn, tables.get(name, ZERO))
+    if tables:
         names = ", ".join(map(str, sorted(tables)))
         raise SubscriberNotReady(
             f"rows of {names} cannot be repaired: the log has changes of another origin after {window.after}",

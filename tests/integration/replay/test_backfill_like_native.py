@@ -243,6 +243,31 @@ def test_rows_that_the_subscriber_has_written_are_not_set_back(twin: Twin) -> No
     assert later.ours.rows("table t order by 1") == [(1, 6, None, "own"), *rows[1:]]
 
 
+@pytest.mark.parametrize("leaf", range(3))
+def test_rows_that_the_subscriber_has_written_to_any_partition_are_not_set_back(
+    twin: Twin, leaf: int
+) -> None:
+    """R8.19, R3.2: the partitions are one table there."""
+    partitions = "".join(
+        f"create table t{number} partition of t for values in ({number});" for number in range(3)
+    )
+    twin.publisher.run(f"""
+        create table t (id int primary key, a int) partition by list (id); {partitions}
+        create publication p for table t with (publish_via_partition_root)
+    """)
+    twin.subscribe("s", "p", tables="create table t (id int primary key, a int)", origin="none")
+    origin = f"'backfill_{twin.publisher.name}'"
+    written = apply_range(
+        twin,
+        f"""insert into t values (0, 0), (1, 0), (2, 0);
+        select pg_replication_origin_create({origin}); select pg_replication_origin_session_setup({origin});
+        update t{leaf} set a = 5; select pg_replication_origin_session_reset();
+        select pg_replication_origin_drop({origin})""",
+    )
+    with pytest.raises(SubscriberNotReady, match=r"public\.t cannot be repaired.*another origin"):
+        written.fill()
+
+
 COPIED_AGAIN = {
     "unsent DELETE": ("insert, update", "delete from t where id = 11"),
     "row filter": ("insert, update, delete", "alter publication p set table t where (id < 10)"),
