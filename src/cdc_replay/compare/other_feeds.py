@@ -22,7 +22,6 @@ tree (`filters.printed`).
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,20 +133,8 @@ def rows_of_other_feeds(
     Raises:
         ReconcileRefused: naming every table with another feed whose rows are unknown.
     """
-    trees = _trees(session, tables)
-    reasons = [
-        f'table "{target}": native subscription "{name}" also feeds it, and its rows are unknown'
-        for relation, name in session.connection.execute(_NATIVE, (list(trees),))
-        for target in trees[relation]
-    ]
-    claims: dict[QualifiedName, list[sql.Composed]] = {}
-    for feed in _feeds(session, trees):
-        try:
-            claim = _OtherFeed(session, log_state, feed).claim()
-        except _UnknownRowsError as reason:
-            reasons.append(f'table "{feed.target}": subscription "{feed.name}" also feeds it, {reason}')
-        else:
-            claims.setdefault(feed.target, []).extend([] if claim is None else [claim])
+    rows = tuple(_rows_by_feed(session, log_state, tables))
+    reasons = [each.unknown for each in rows if each.unknown is not None]
     if reasons:
         raise ReconcileRefused(
             f'subscription "{session.subscription.name}" cannot be reconciled: it could delete rows of other'
@@ -158,39 +145,62 @@ def rows_of_other_feeds(
             " one subscription only.",
             rule="R7.13",
         )
-    return {
-        table: sql.SQL("({})").format(sql.SQL(" or ").join(conditions))
-        for table, conditions in claims.items()
-        if conditions
-    }
+    return _conditions(rows)
 
 
 def identified_rows_of_other_feeds(
     session: SubscriptionSession, log_state: LogState, tables: Iterable[QualifiedName]
 ) -> dict[QualifiedName, sql.Composed]:
     """The conditions of `rows_of_other_feeds`, for tables whose other feeds are all known."""
-    conditions: dict[QualifiedName, sql.Composed] = {}
-    for table in other_feeds(session, tables):
-        with contextlib.suppress(ReconcileRefused):
-            conditions |= rows_of_other_feeds(session, log_state, [table])
-    return conditions
+    rows = tuple(_rows_by_feed(session, log_state, tables))
+    left_out = {each.table for each in rows if each.unknown is not None}
+    return _conditions(each for each in rows if each.table not in left_out)
 
 
 def claims_by_feed(
     session: ReadSubscription, log_state: LogState, table: QualifiedName
 ) -> tuple[dict[str, sql.Composed], tuple[str, ...]]:
     """By other feed of a table, the condition for its rows; and the feeds whose rows are unknown."""
-    trees = _trees(session, [table])
-    unknown = [name for _, name in session.connection.execute(_NATIVE, (list(trees),))]
-    claims: dict[str, sql.Composed] = {}
+    rows = tuple(_rows_by_feed(session, log_state, [table]))
+    unknown = dict.fromkeys(each.feed for each in rows if each.unknown is not None)
+    return {each.feed: each.claim for each in rows if each.claim is not None}, tuple(unknown)
+
+
+@dataclass(frozen=True, slots=True)
+class _FeedRows:
+    """The rows of a feed in a table: a condition, None if there are none; or why they are unknown."""
+
+    table: QualifiedName
+    feed: str
+    claim: sql.Composed | None = None
+    unknown: str | None = None
+
+
+def _rows_by_feed(
+    session: ReadSubscription, log_state: LogState, tables: Iterable[QualifiedName]
+) -> Iterator[_FeedRows]:
+    trees = _trees(session, tables)
+    for relation, name in session.connection.execute(_NATIVE, (list(trees),)).fetchall():
+        for table in trees[relation]:
+            reason = f'table "{table}": native subscription "{name}" also feeds it, and its rows are unknown'
+            yield _FeedRows(table, name, unknown=reason)
     for feed in _feeds(session, trees):
         try:
-            claim = _OtherFeed(session, log_state, feed).claim()
-        except _UnknownRowsError:
-            unknown.append(feed.name)
-        else:
-            claims |= {} if claim is None else {feed.name: claim}
-    return claims, tuple(dict.fromkeys(unknown))
+            yield _FeedRows(feed.target, feed.name, _OtherFeed(session, log_state, feed).claim())
+        except _UnknownRowsError as error:
+            reason = f'table "{feed.target}": subscription "{feed.name}" also feeds it, {error}'
+            yield _FeedRows(feed.target, feed.name, unknown=reason)
+
+
+def _conditions(rows: Iterable[_FeedRows]) -> dict[QualifiedName, sql.Composed]:
+    claims: dict[QualifiedName, list[sql.Composed]] = {}
+    for each in rows:
+        if each.claim is not None:
+            claims.setdefault(each.table, []).append(each.claim)
+    return {
+        table: sql.SQL("({})").format(sql.SQL(" or ").join(conditions))
+        for table, conditions in claims.items()
+    }
 
 
 def other_feeds(
