@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import psycopg
 
@@ -43,6 +44,9 @@ from cdc_replay.subscriber import history, recorded_results, subscription_record
 from cdc_replay.subscriber.session import SubscriptionSession
 
 logger = logging.getLogger(__name__)
+
+_Located: TypeAlias = tuple[SubscriptionSession, tuple[str, int]]
+"""A subscription, and what tells its database from others."""
 
 
 def replay_sessions(
@@ -81,9 +85,10 @@ def replay_up_to_each(
     The caller holds the subscriptions' locks. A subscription stops at its first window that fails.
     """
     results = _ReplayResults()
+    neighbours = _within_one_database(sessions)
     with Pipeline(functools.partial(_open_publisher, source, fence)) as pipeline:
         work: _ReplayUpTo | None = None
-        for upto in _steps(source, sessions, ends):
+        for upto in _steps(source, neighbours, ends):
             work = _ReplayUpTo(pipeline.open_publisher, ChangeLog.open(source.change_log), upto)
             for session in results.active(sessions):
                 results.add(session, work.check_binding(session) or work.retry_parked_transaction(session))
@@ -95,7 +100,7 @@ def replay_up_to_each(
         if work is not None:
             for session in results.active(sessions):
                 results.add(session, work.retry_in_parts(session, pipeline.pop_outcome(session)))
-            _retry_parked(work, sessions, results)
+            _retry_parked(work, [session for session, _ in neighbours], results)
     combined = tuple(result for session in sessions if (result := results.result_of(session)) is not None)
     if work is not None and any(result.changes_read for result in combined):
         with contextlib.suppress(CdcReplayError, psycopg.Error):
@@ -103,14 +108,12 @@ def replay_up_to_each(
     return combined
 
 
-def _steps(
-    source: CaptureSource, sessions: Sequence[SubscriptionSession], ends: Iterable[Lsn]
-) -> Iterator[Lsn]:
+def _steps(source: CaptureSource, neighbours: Sequence[_Located], ends: Iterable[Lsn]) -> Iterator[Lsn]:
     """`ends`, and before each of them the transactions with a TRUNCATE, if subscriptions share a table."""
     last = ZERO
     for upto in ends:
         with contextlib.suppress(CdcReplayError, psycopg.Error):  # the replay reports it
-            if sharing := _sharing(sessions):
+            if sharing := _sharing(neighbours):
                 position = min(session.position() or upto for session in sharing)
                 change_log = ChangeLog.open(source.change_log)
                 after = max(last, change_log.start_lsn, position)
@@ -120,21 +123,19 @@ def _steps(
         last = upto
 
 
-def _sharing(sessions: Sequence[SubscriptionSession]) -> list[SubscriptionSession]:
+def _sharing(neighbours: Sequence[_Located]) -> list[SubscriptionSession]:
     """The subscriptions that feed a table which another one of these feeds too."""
     fed = [
         (session, {(database, table.relation) for table in session.known_tables()})
-        for session, database in _within_one_database(sessions)
+        for session, database in neighbours
     ]
     feeds = Counter(table for _, tables in fed for table in tables)
     return [session for session, tables in fed if any(feeds[table] > 1 for table in tables)]
 
 
-def _within_one_database(
-    sessions: Sequence[SubscriptionSession],
-) -> list[tuple[SubscriptionSession, tuple[str, int]]]:
-    """The subscriptions of a database that another one of these is in, too, each with its database."""
-    located = []
+def _within_one_database(sessions: Sequence[SubscriptionSession]) -> list[_Located]:
+    """The subscriptions of a database that another one of these is in, too."""
+    located: list[_Located] = []
     for session in sessions if len(sessions) > 1 else ():
         with contextlib.suppress(psycopg.Error):  # the replay reports it; the others go on
             located.append((session, session.database()))
@@ -142,17 +143,16 @@ def _within_one_database(
     return [(session, database) for session, database in located if subscriptions[database] > 1]
 
 
-def _retry_parked(
-    work: _ReplayUpTo, subscriptions: Sequence[SubscriptionSession], results: _ReplayResults
-) -> None:
-    """Retry parked subscriptions that share a database, and tables parked here, until none advances.
+def _retry_parked(work: _ReplayUpTo, shared: Sequence[SubscriptionSession], results: _ReplayResults) -> None:
+    """Retry those of `shared` that are parked, and tables parked here, until none advances.
+
+    They are in databases with several subscriptions.
 
     A row that moves from the filter of one to that of another is deleted by the one and inserted by the
     other. Natively the worker that applies its change too early retries until it can (R8.5).
     """
     has_advanced = True
     with contextlib.suppress(CdcReplayError, psycopg.Error):  # the next replay reports it
-        shared = [session for session, _ in _within_one_database(subscriptions)]
         while has_advanced:
             has_advanced = False
             for session in results.parked(shared):
