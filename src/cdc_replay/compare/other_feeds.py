@@ -134,7 +134,7 @@ def rows_of_other_feeds(
         ReconcileRefused: naming every table with another feed whose rows are unknown.
     """
     rows = tuple(_rows_by_feed(session, log_state, tables))
-    reasons = [each.unknown for each in rows if each.unknown is not None]
+    reasons = [feed_rows.unknown for feed_rows in rows if feed_rows.unknown is not None]
     if reasons:
         raise ReconcileRefused(
             f'subscription "{session.subscription.name}" cannot be reconciled: it could delete rows of other'
@@ -153,8 +153,8 @@ def identified_rows_of_other_feeds(
 ) -> dict[QualifiedName, sql.Composed]:
     """The conditions of `rows_of_other_feeds`, for tables whose other feeds are all known."""
     rows = tuple(_rows_by_feed(session, log_state, tables))
-    left_out = {each.table for each in rows if each.unknown is not None}
-    return _conditions(each for each in rows if each.table not in left_out)
+    left_out = {feed_rows.table for feed_rows in rows if feed_rows.unknown is not None}
+    return _conditions(feed_rows for feed_rows in rows if feed_rows.table not in left_out)
 
 
 def claims_by_feed(
@@ -162,8 +162,10 @@ def claims_by_feed(
 ) -> tuple[dict[str, sql.Composed], tuple[str, ...]]:
     """By other feed of a table, the condition for its rows; and the feeds whose rows are unknown."""
     rows = tuple(_rows_by_feed(session, log_state, [table]))
-    unknown = dict.fromkeys(each.feed for each in rows if each.unknown is not None)
-    return {each.feed: each.claim for each in rows if each.claim is not None}, tuple(unknown)
+    unknown = dict.fromkeys(feed_rows.feed for feed_rows in rows if feed_rows.unknown is not None)
+    return {feed_rows.feed: feed_rows.claim for feed_rows in rows if feed_rows.claim is not None}, tuple(
+        unknown
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +196,9 @@ def _rows_by_feed(
 
 def _conditions(rows: Iterable[_FeedRows]) -> dict[QualifiedName, sql.Composed]:
     claims: dict[QualifiedName, list[sql.Composed]] = {}
-    for each in rows:
-        if each.claim is not None:
-            claims.setdefault(each.table, []).append(each.claim)
+    for feed_rows in rows:
+        if feed_rows.claim is not None:
+            claims.setdefault(feed_rows.table, []).append(feed_rows.claim)
     return {
         table: sql.SQL("({})").format(sql.SQL(" or ").join(conditions))
         for table, conditions in claims.items()
